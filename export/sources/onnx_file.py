@@ -201,14 +201,23 @@ def _rounding_of(model: Any) -> float:
 
     0 if it computes in 32 bits or more.
     """
-    quantising = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-    if any(node.op_type in quantising or node.op_type.startswith(("QLinear", "QGemm")) for node in model.graph.node):
+    if _is_quantised(model):
         return 0.5
+    return 0.05 if has_halves(model) else 0.0
+
+
+def _is_quantised(model: Any) -> bool:
+    quantising = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+    return any(node.op_type in quantising or node.op_type.startswith(("QLinear", "QGemm")) for node in model.graph.node)
+
+
+def has_halves(model: Any) -> bool:
+    """Whether the file computes in 16 bits anywhere."""
     halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     types |= {tensor.data_type for tensor in tensors(model.graph)}
     casts = {a.i for node in model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
-    return 0.05 if (types | casts) & halves else 0.0
+    return bool((types | casts) & halves)
 
 
 class DoesNotRunError(JobError):

@@ -57,7 +57,7 @@ def stated_model(path: Path, size: InputSize | None) -> StatedModel | None:
     outputs = read_signature(open_session(path, cpu_budget()), path).outputs
     labels = _names(stated.get("names", ""))
     if labels and "stride" in stated:
-        return _of_ultralytics(path, stated, labels, outputs, size)
+        return _of_ultralytics(path, model, stated, labels, outputs, size)
     if tuple(one.name for one in outputs) == _COCO_QUERIES and _rank(outputs) == [3, 3]:
         detection = DetectionOutputs(
             "dets", "labels", layout="detr", threshold=0.5, max_candidates=_CANDIDATES, max_boxes=_MOST
@@ -68,7 +68,12 @@ def stated_model(path: Path, size: InputSize | None) -> StatedModel | None:
 
 
 def _of_ultralytics(
-    path: Path, stated: Mapping[str, str], labels: tuple[str, ...], outputs: Sequence[TensorSpec], size: InputSize
+    path: Path,
+    model: Any,
+    stated: Mapping[str, str],
+    labels: tuple[str, ...],
+    outputs: Sequence[TensorSpec],
+    size: InputSize,
 ) -> StatedModel | None:
     source = "Ultralytics' metadata" if "task" in stated else "YOLOv5's metadata"
     task = stated.get("task", "detect")
@@ -79,6 +84,11 @@ def _of_ultralytics(
         raise UsageError(
             f"{path.name} is for Ultralytics' task {task!r}, whose boxes are not supported; pass --task none to serve "
             "its tensors"
+        )
+    if onnx_file.has_halves(model):
+        raise UsageError(
+            f"{path.name} computes in FP16, so there are no FP32 answers to compare with; export it with half=False: "
+            "Convoy makes the FP16 file itself"
         )
     is_detr = "RTDETR" in stated.get("head", "") or "rtdetr" in stated.get("description", "").lower()
     detection = _layout_of(outputs[0], len(labels), stated, is_detr=is_detr)

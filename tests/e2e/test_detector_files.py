@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -187,6 +188,22 @@ def test_what_cannot_be_known_is_asked_for(
         exported(file, tmp_path / "store", **own)
     assert "forward()" not in str(caught.value)
     assert not (tmp_path / "store").exists()
+
+
+def test_a_file_in_fp16_is_refused_before_any_work(tmp_path: Path) -> None:
+    file = write_detector(tmp_path / "half.onnx")
+    model = onnx.load(file)
+    (first,) = [node for node in model.graph.node if "images" in node.input]
+    casts = [
+        onnx.helper.make_node("Cast", ["images"], ["halves"], to=onnx.TensorProto.FLOAT16),
+        onnx.helper.make_node("Cast", ["halves"], ["rounded"], to=onnx.TensorProto.FLOAT),
+    ]
+    first.input[list(first.input).index("images")] = "rounded"
+    for place, node in enumerate(casts):
+        model.graph.node.insert(place, node)
+    onnx.save(model, file)
+    with pytest.raises(UsageError, match=r"half.onnx computes in FP16, .* export it with half=False"):
+        exported(file, tmp_path / "store")
 
 
 @pytest.mark.parametrize("names", ["", "{", "{0: 'red', 2: 'blue'}", "7", "__import__('os')", "(" * 100_000])
