@@ -33,9 +33,9 @@ from convoy.export.variants.streams import GATES
 from convoy.models.errors import JobError
 
 # Operators that gain from 8 bits by themselves; the others follow their neighbours.
-_LAYERS = frozenset(
-    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
-    | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
+_WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_LAYERS = _WITH_WEIGHTS | frozenset(
+    {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"} | {"Sigmoid", "LeakyRelu", "Softmax", "Resize"}
 )
 
 
@@ -53,7 +53,7 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
         conversion.ranges,
         activation_type="QUInt8",
         reduce_range=not has_int8_dot_product(),
-        nodes_to_exclude=[*front_nodes(graph), *_unlevel(graph), *conversion.keep],
+        nodes_to_exclude=[*front_nodes(graph), *_unlevel(graph), *_behind_layers(graph), *conversion.keep],
         nodes_to_quantize=sorted(conversion.only) if conversion.only else None,
         extra_options={
             "ActivationSymmetric": False,
@@ -68,12 +68,28 @@ def quantize_for_cpu(conversion: Conversion, target: Path) -> Mapping[str, str]:
 def layers(calibration: Calibration) -> tuple[str, ...]:
     """The names of the nodes that quantisation rounds, in the graph's order, without its front."""
     graph = onnx.load(str(calibration.graph)).graph
-    left, floats = {*front_nodes(graph), *_unlevel(graph)}, calibration.ranges["minmax"]
+    left = {*front_nodes(graph), *_unlevel(graph), *_behind_layers(graph)}
+    floats = calibration.ranges["minmax"]
     return tuple(
         node.name
         for node in graph.node
         if node.op_type in _LAYERS and node.name not in left and node.output[0] in floats
     )
+
+
+def _behind_layers(graph: Any) -> list[str]:
+    """The operators from which no layer with weights follows.
+
+    What they compute are answers, and they take little time. In a YOLO they join boxes in pixels and scores, which have
+    no common scale: in 256 steps of 2.5 pixels every score is 0.
+    """
+    readers = consumers(graph)
+    leads: set[str] = set()
+    for node in reversed(graph.node):
+        following = [reader.name for output in node.output for reader in readers[output]]
+        if node.op_type in _WITH_WEIGHTS or not leads.isdisjoint(following):
+            leads.add(node.name)
+    return [node.name for node in graph.node if node.name not in leads]
 
 
 def _unlevel(graph: Any) -> list[str]:

@@ -151,6 +151,36 @@ def test_kept_layers_stay_in_float(tmp_path, network):
     assert found.kept == {"conv0": "because"}
 
 
+def test_boxes_in_pixels_do_not_take_the_scale_of_the_scores(tmp_path):
+    """A YOLO joins them behind its last layer, where one scale for both leaves no score."""
+    draw = np.random.default_rng(3)
+    constants = {
+        "w": (draw.normal(size=(5, 3, 1, 1)) * 0.5).astype(np.float32),
+        "scale": np.full((1, 1, 1, 1), 200, np.float32),
+        "sizes": np.array([4, 1], np.int64),
+    }
+    fp32 = save_graph(
+        tmp_path / "fp32.onnx",
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], "head"),
+            helper.make_node("Split", ["c", "sizes"], ["boxes", "logits"], "split", axis=1),
+            helper.make_node("Mul", ["boxes", "scale"], ["pixels"], "in_pixels"),
+            helper.make_node("Sigmoid", ["logits"], ["scores"], "sigmoid"),
+            helper.make_node("Concat", ["pixels", "scores"], ["y"], "join", axis=1),
+        ],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5, 8, 8])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    images = inputs()
+    network = calibrated(fp32, images)
+    assert layers(network) == ("head",)
+    quantize_for_cpu(Conversion(network), tmp_path / "int8.onnx")
+    expected, got = answers(fp32, images), answers(tmp_path / "int8.onnx", images)
+    assert np.abs(got[:, 4] - expected[:, 4]).max() < 0.02
+    assert far(got[:, :4], expected[:, :4]) < 0.05
+
+
 def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
     lacking = Calibration(network.graph, {"minmax": {}, "entropy": {}, "percentile": {}})
     with pytest.raises(JobError, match=r"int8 cannot be made from this network \("):
