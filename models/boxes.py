@@ -143,9 +143,13 @@ def _split(values: Values, said: DetectionOutputs) -> tuple[Floats, Floats]:
 
 def raw_scores(answers: Values, said: DetectionOutputs) -> Floats:
     """The scores of all boxes of all samples [n, ...] before the activation, [boxes, classes] or [boxes, 1]."""
-    samples = len(answers[said.boxes])
-    found = [_split({name: answers[name][one] for name in said.names}, said)[1] for one in range(samples)]
-    return np.concatenate([scores.reshape(len(scores), -1) for scores in found])
+    return np.concatenate([scores.reshape(len(scores), -1) for scores in scores_by_sample(answers, said)])
+
+
+def scores_by_sample(answers: Values, said: DetectionOutputs) -> list[Floats]:
+    """The scores of each sample of [n, ...] before the activation, [boxes, classes] or [boxes]."""
+    samples = range(len(answers[said.boxes]))
+    return [_split({name: answers[name][one] for name in said.names}, said)[1] for one in samples]
 
 
 # Rounding moves boxes by less than this share of the largest coordinate, and scores by less than this.

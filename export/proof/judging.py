@@ -37,18 +37,20 @@ from convoy.export.proof.box_scores import boxes_against, window_of
 from convoy.export.proof.ending import declared_shares
 from convoy.export.proof.metric_child import OUT, TARGETS, read_frame, write_frame
 from convoy.export.proof.outcomes import (
+    WHOLE,
     DetectionOutcomes,
     Outcomes,
     ScoredOutcomes,
     SegmentationOutcomes,
     errors_by_output,
+    relative_errors,
 )
 from convoy.export.rows import Rows, count_of
 from convoy.export.sources.torch_job import one_line
 from convoy.export.sources.torch_process import child_process
 from convoy.export.targets import UNLABELLED
 from convoy.models.activation import class_numbers
-from convoy.models.boxes import InputBoxes, find_boxes, in_order_of, intersection_over_union
+from convoy.models.boxes import InputBoxes, find_boxes, in_order_of, intersection_over_union, scores_by_sample
 from convoy.models.bundle import TOP_1
 from convoy.models.errors import JobError, ModelFailed
 from convoy.models.spec import Activation, ModelSpec
@@ -233,6 +235,11 @@ class ScoreJudge:
         said = self.detection
         compared = in_order_of(reference, answers, said) if said is not None and said.is_list else answers
         errors = errors_by_output(compared, reference, self.shares)
+        if said is not None and said.scores is None:
+            # Boxes in pixels are so much larger that the error of the whole output says nothing of its scores.
+            scores, exact = (np.stack(scores_by_sample(one, said)) for one in (compared, reference))
+            column = errors[:, list(reference).index(said.boxes)]
+            np.maximum(column, relative_errors(scores, exact, least_size=WHOLE), out=column)
         if self.score is None or targets is None:
             return ScoredOutcomes(agreements, agreements, errors)
         return self.scored(agreements=agreements, errors=errors, **self.score(answers, targets))
