@@ -110,7 +110,7 @@ def run(options: ExportOptions, console: Console, again: str = "the same command
     console.print(f"published {folder}; open its report.html for details", soft_wrap=True, highlight=False)
     if options.remeasure is not None:
         return folder
-    if options.calibrate is None and options.evaluate is None:
+    if not (options.data or options.calibrate or options.evaluate):
         data = "FILE.npz" if manifest.spec.image is None else "FOLDER"
         console.print(f"to make INT8 and measure accuracy, run it again with --data {data}", soft_wrap=True)
     refuse_missing(options, manifest, left_out)

@@ -152,8 +152,9 @@ def layers_in_8_bits(model: Path) -> frozenset[str]:
     for node in compiled.get_runtime_model().get_ops():
         told = {key: str(value.astype(str)) for key, value in node.get_rt_info().items()}
         if told.get("runtimePrecision") in ("u8", "i8"):
-            # The parts of an operator that was split are named after it.
-            found |= {name.partition("/")[0] for name in told["originalLayersNames"].split(",")}
+            for name in told["originalLayersNames"].split(","):
+                # The parts of an operator that was split are named after it: its name, "/" and theirs.
+                found |= {name[:end] for end, letter in enumerate(name) if letter == "/" and end} | {name}
     return frozenset(found)
 
 

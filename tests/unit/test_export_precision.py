@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,22 @@ def test_boxes_in_pixels_do_not_take_the_scale_of_the_scores(tmp_path):
     expected, got = answers(fp32, images), answers(tmp_path / "int8.onnx", images)
     assert np.abs(got[:, 4] - expected[:, 4]).max() < 0.02
     assert far(got[:, :4], expected[:, :4]) < 0.05
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="OpenVINO is not installed")
+@pytest.mark.parametrize("prefix", ["", "/model.0/conv/"])
+def test_layers_in_8_bits_are_found_whatever_their_names(tmp_path, prefix):
+    """PyTorch's older exporter puts slashes into names, as OpenVINO does for the parts of an operator."""
+    fp32 = residual(tmp_path / "fp32.onnx")
+    model = onnx.load(fp32)
+    for node in model.graph.node:
+        node.name = f"{prefix}{node.name}"
+        node.input[:] = [name if name in ("x", "w0", "w1", "b1", "w2") else f"{prefix}{name}" for name in node.input]
+        node.output[:] = [name if name == "y" else f"{prefix}{name}" for name in node.output]
+    onnx.save(model, fp32)
+    quantize_for_cpu(Conversion(calibrated(fp32, inputs())), tmp_path / "int8.onnx")
+    convolutions = {f"{prefix}conv0": 1.0, f"{prefix}conv1": 3.0}
+    assert audit(tmp_path / "int8.onnx", "openvino", {}, convolutions).eight_bit_share == 1.0
 
 
 def test_what_cannot_be_quantised_is_one_line(tmp_path, network):
