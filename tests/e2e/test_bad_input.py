@@ -345,7 +345,7 @@ def test_what_is_wrong_is_a_400_that_names_it(
         ("topk=1", ("unknown query parameter 'topk'; did you mean top_k?",)),
         ("Threshold=1", ("unknown query parameter 'Threshold'; did you mean threshold?",)),
         ("top_k=1&timeout=5", ("unknown query parameter 'timeout'; did you mean timeout_ms?",)),
-        ("note=1", ("'note'", "there are format, iou, threshold, timeout_ms, top_k")),
+        ("note=1", ("'note'", "there are format, iou, masks, threshold, timeout_ms, top_k")),
         ("a&" * 40 + "top_k=1", ("unknown query parameter 'a'",)),
         ("long" * 2000 + "=1", ("unknown query parameter 'longlong",)),
         ("top_k=1&top_k=0", ("top_k", "at least 1", "'0'")),  # the last one counts

@@ -21,7 +21,14 @@ from convoy.models.spec import Activation, Interpolation
 
 # Options that are the same thing to every command that has them.
 SHARED = {"CONVOY_STORE", "CONVOY_URL", "CONVOY_API_KEY_FILE", "CONVOY_PLAN_CACHE", "CONVOY_DATA_ROOT"}
-SHARED |= {"CONVOY_ENGINE", "CONVOY_MAX_PIXELS", "CONVOY_PRECISION", "CONVOY_PRECISIONS", "CONVOY_TOP_K"}
+SHARED |= {
+    "CONVOY_ENGINE",
+    "CONVOY_MAX_PIXELS",
+    "CONVOY_PRECISION",
+    "CONVOY_PRECISIONS",
+    "CONVOY_THRESHOLD",
+    "CONVOY_TOP_K",
+}
 SHARED |= {"CONVOY_CA_FILE", "CONVOY_CLIENT_CERT_FILE", "CONVOY_CLIENT_KEY_FILE"}
 
 
