@@ -12,6 +12,7 @@ from typing import Literal
 from convoy.app.engines.select import fastest_measured
 from convoy.export.proof.judging import what_scores
 from convoy.models.bundle import ON_CPU, TOP_1, Accuracy, LatencyTable, Manifest, Variant
+from convoy.models.spec import ModelSpec
 
 # "alarm": the model should not be served; "doubt": it may be, but that it is right was not proved.
 Tone = Literal["good", "doubt", "alarm"]
@@ -43,7 +44,18 @@ def verdict_of(manifest: Manifest) -> ExportVerdict:
     gain = _gain(served, table)
     told = f"CPUs use {served.file}{gain}, {_accuracy(manifest, served)}{_others(manifest.variants)}"
     sentence = f"{told}; {elsewhere}." if elsewhere else f"{told}."
-    return ExportVerdict(sentence, "good" if served.accuracy and served.accuracy.is_proved else "doubt")
+    return ExportVerdict(
+        f"{_only_tensors(manifest.spec)}{sentence}",
+        "good" if served.accuracy and served.accuracy.is_proved else "doubt",
+    )
+
+
+def _only_tensors(spec: ModelSpec) -> str:
+    """Why `/predictions` does not answer, as a sentence of its own; empty if it does."""
+    if spec.image is not None and spec.task != "none":
+        return ""
+    why = "it has no image preprocessing" if spec.image is None else "the meaning of its outputs is unknown"
+    return f"/predictions does not answer for {spec.name}, because {why}. "
 
 
 def _on_cpus(variants: Sequence[Variant]) -> tuple[Variant, LatencyTable | None] | None:
