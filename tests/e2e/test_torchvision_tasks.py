@@ -25,7 +25,7 @@ _EXPORT_S = 800.0
 # Of a map's pixels, those whose two best scores are as good as equal may fall to either.
 _CLOSE_CALLS = 1e-3
 # Of each picture's pixels, of five classes. INT8 changes the maps of untrained networks, more on processors without
-# 8-bit dot products, and which files are tried in time differs by machine. The test is that the file computes this network.
+# 8-bit dot products, and which files are tried in time differs by machine. The file must still compute this network.
 _LEAST_AGREEMENT = {"fp16": 0.95, "int8": 0.45}
 
 
