@@ -273,7 +273,11 @@ def _dataset(source: str, plan: ExportPlan) -> Dataset:
     if is_annotated(source):
         is_shared = plan.asked.evaluate is None or _is_same_file(plan)
         return load_annotated(
-            source, most_calibrated=_CALIBRATION_SAMPLES, is_split=is_shared, shapes=_shapes(plan.detection)
+            source,
+            most_calibrated=_CALIBRATION_SAMPLES,
+            is_split=is_shared,
+            shapes=_shapes(plan.detection),
+            prefers_masks=plan.task == "segment",
         )
     return load_flat_folder(Path(source)) if is_flat_folder(source) else load(source, plan.asked.data_root)
 

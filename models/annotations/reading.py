@@ -41,13 +41,15 @@ def is_annotated(source: str) -> bool:
     return source_labels(source) is None and _reader(Path(source)) is not None
 
 
-def _reader(source: Path) -> Callable[[Path], Annotated] | None:
+def _reader(source: Path, *, prefers_masks: bool = False) -> Callable[[Path], Annotated] | None:
     if source.suffix.lower() == ".json" and source.is_file():
         return read_coco
     if source.suffix.lower() in (".yaml", ".yml") and source.is_file():
         return read_yolo
     if not source.is_dir():
         return None
+    if prefers_masks and has_masks(source):
+        return read_masks
     if annotation_files(source):
         return read_coco
     if yaml_of(source) or has_label_files(source):
@@ -62,8 +64,8 @@ def annotated_labels(source: str) -> tuple[str, ...]:
     return _read(source).labels
 
 
-def _read(source: str, shapes: Shapes = "none") -> Annotated:
-    reader = _reader(Path(source))
+def _read(source: str, shapes: Shapes = "none", *, prefers_masks: bool = False) -> Annotated:
+    reader = _reader(Path(source), prefers_masks=prefers_masks)
     assert reader is not None, "only annotated data has annotations; this is a bug"
     # The others have only boxes, or a mask of the whole image.
     if reader is read_coco:
@@ -71,16 +73,19 @@ def _read(source: str, shapes: Shapes = "none") -> Annotated:
     return read_yolo(Path(source), shapes) if reader is read_yolo else reader(Path(source))
 
 
-def load_annotated(source: str, *, most_calibrated: int, is_split: bool, shapes: Shapes = "none") -> Dataset:
+def load_annotated(
+    source: str, *, most_calibrated: int, is_split: bool, shapes: Shapes = "none", prefers_masks: bool = False
+) -> Dataset:
     """The parts for calibration and for evaluation; nothing is trained here.
 
     Calibrated are at most `most_calibrated` images of the training part, evenly spaced, and evaluated is the test part,
     or else the validation part. Data without parts is split by content, a fifth for evaluation, or is both parts whole
-    unless `is_split`. `shapes` are what to read beside boxes, where the data has it.
+    unless `is_split`. `shapes` are what to read beside boxes, where the data has it. Of a folder with boxes and masks
+    of whole images, boxes are read unless it `prefers_masks`.
 
     Raises JobError, which names what is wrong with annotations and images.
     """
-    whole = _read(source, shapes)
+    whole = _read(source, shapes, prefers_masks=prefers_masks)
     name = Path(source).resolve().name
     split = _parts(whole)
     if split is not None:

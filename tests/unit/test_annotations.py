@@ -265,6 +265,14 @@ def test_masks_fit_their_images(tmp_path):
         loaded(tmp_path)
 
 
+def test_of_boxes_and_masks_in_one_folder_the_task_says_which_are_read(tmp_path):
+    both_parts(write_masks)(tmp_path)
+    both_parts(write_coco)(tmp_path)
+    for prefers_masks in (False, True):
+        data = load_annotated(str(tmp_path), most_calibrated=100, is_split=True, prefers_masks=prefers_masks)
+        assert {isinstance(one.target, Path) for one in data.parts["test"]} == {prefers_masks}
+
+
 def test_several_files_of_annotations_must_say_which_part_they_are(tmp_path):
     for name in ("a", "b"):
         write_coco(tmp_path, VAL).rename(tmp_path / "annotations" / f"instances_{name}.json")
