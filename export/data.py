@@ -283,7 +283,7 @@ def _dataset(source: str, plan: ExportPlan) -> Dataset:
 
 
 def _shapes(detection: DetectionOutputs | None) -> Shapes:
-    """What a detector is measured by, beside boxes."""
+    """What a detector is measured by, in addition to boxes."""
     if detection is None:
         return "none"
     # Of a layout that is only known by its name, the outputs are found later.

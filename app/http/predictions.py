@@ -54,7 +54,7 @@ def _wanted(request: RequestContext, served: Served) -> Wanted:
     return wanted._replace(finish=as_png) if is_png else wanted
 
 
-# The forms of answers beside JSON, and what they are for.
+# The forms of answers other than JSON, and what they are for.
 _FORMS: dict[str, Answering] = {"png": CLASS_MAP, "coco": BOXES}
 _WORDS: dict[Answering, str] = {CLASS_MAP: "class maps", BOXES: "boxes"}
 

@@ -23,6 +23,7 @@ from convoy.models.answers import Box, ClassShare, Detection, Prediction
 from convoy.models.boxes import find_boxes
 from convoy.models.errors import InvalidRequest, ModelFailed
 from convoy.models.geometry import UNSEEN, Extent, ImagePlacement
+from convoy.models.run_lengths import counts_between
 from convoy.models.spec import ModelSpec
 from convoy.models.tasks import Task
 
@@ -168,14 +169,11 @@ def run_lengths(class_map: ClassNumbers, class_ids: Sequence[int]) -> list[list[
     starts = np.concatenate([[0], starts])
     ends = np.append(starts[1:], values.size)
     of_run = values[starts]
-    return [_counts(starts[of_run == number], ends[of_run == number], values.size) for number in class_ids]
-
-
-def _counts(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], pixels: int) -> list[int]:
-    edges = np.empty(2 * len(starts) + 1, np.int64)
-    edges[0:-1:2], edges[1:-1:2], edges[-1] = starts, ends, pixels
-    counts: list[int] = np.diff(edges, prepend=0).tolist()
-    return counts if counts[-1] else counts[:-1]
+    counts = []
+    for number in class_ids:
+        edges = np.concatenate([starts[of_run == number], ends[of_run == number]])
+        counts.append(counts_between(edges, values.size).tolist())
+    return counts
 
 
 def _voc_palette() -> bytes:

@@ -41,7 +41,7 @@ def window_of(spec: ModelSpec) -> tuple[int, int]:
 
 
 def boxes_against(answers: Rows, targets: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """The fields of `DetectionOutcomes` beside agreements and errors, for `targets` of `convoy.export.targets`.
+    """The fields of `DetectionOutcomes` other than agreements and errors, for `targets` of `convoy.export.targets`.
 
     The scores of images are of the boxes that a server would answer. The matches go down to a score of 0.001, where
     published mean average precisions usually end.

@@ -54,11 +54,12 @@ def stated_model(path: Path, size: InputSize | None) -> StatedModel | None:
         return None
     model = onnx_file.read(path)
     stated = {entry.key: entry.value for entry in model.metadata_props if len(entry.value) <= _MOST_TEXT}
-    outputs = read_signature(open_session(path, cpu_budget()), path).outputs
     labels = _names(stated.get("names", ""))
     if labels and "stride" in stated:
-        return _of_ultralytics(path, model, stated, labels, outputs, size)
-    if tuple(one.name for one in outputs) == _COCO_QUERIES and _rank(outputs) == [3, 3]:
+        return _of_ultralytics(path, model, stated, labels, _outputs(path), size)
+    # The names first: a session of a large file takes seconds.
+    has_names = tuple(one.name for one in model.graph.output) == _COCO_QUERIES
+    if has_names and [len(one.shape) for one in _outputs(path)] == [3, 3]:
         detection = DetectionOutputs(
             "dets", "labels", layout="detr", threshold=0.5, max_candidates=_CANDIDATES, max_boxes=_MOST
         )
@@ -195,11 +196,10 @@ def _literal(text: str) -> Any:
         return None
 
 
-def _rank(outputs: Sequence[TensorSpec]) -> list[int]:
-    return [len(one.shape) for one in outputs]
+def _outputs(path: Path) -> Sequence[TensorSpec]:
+    return read_signature(open_session(path, cpu_budget()), path).outputs
 
 
 def layout_of_file(path: Path, size: InputSize) -> Layout | None:
     """The layout that the outputs of a file suggest, for advice; None for others."""
-    outputs = read_signature(open_session(path, cpu_budget()), path).outputs
-    return likely_layout({one.name: one.shape for one in outputs}, size.height, size.width)
+    return likely_layout({one.name: one.shape for one in _outputs(path)}, size.height, size.width)

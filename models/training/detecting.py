@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convoy.models.boxes import InputBoxes, find_boxes
+from convoy.models.boxes import InputBoxes, find_boxes, intersection_over_union
 from convoy.models.tasks import DetectionOutputs
 from convoy.models.training.objectives import Evaluation, Tally, mirror, mirrored
 from convoy.models.zoo.shapes_detector import STRIDE_PX, corners
@@ -165,16 +165,11 @@ def matched(found: InputBoxes, objects: Floats, kinds: Integers) -> int:
     """How many detections find an object [m, 4] of their class. The best find first, and each object is found once."""
     left = list(range(len(objects)))
     right = 0
-    for box, kind in zip(found.corners, found.classes, strict=True):
-        overlaps = {index: _iou_of(box, objects[index]) for index in left if kinds[index] == kind}
+    shares = intersection_over_union(found.corners, objects)
+    for own, kind in zip(shares, found.classes, strict=True):
+        overlaps = {index: own[index] for index in left if kinds[index] == kind}
         best = max(overlaps, key=overlaps.__getitem__, default=None)
         if best is not None and overlaps[best] >= FOUND_IOU:
             left.remove(best)
             right += 1
     return right
-
-
-def _iou_of(one: Floats, other: Floats) -> float:
-    shared = np.prod((np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])).clip(0))
-    union = np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2]) - shared
-    return float(shared / union) if union > 0 else 0.0
