@@ -39,7 +39,7 @@ class _Axis(NamedTuple):
 
         What a network gives for the padding of a letterbox means nothing, so nothing is interpolated with it: the
         values at the edge of what it was shown hold to the edge of the picture. As in Ultralytics, they are of whole
-        cells, or of pixels of the input if the padding ends within a cell.
+        cells. If the padding ends within a cell, they are of the largest equal parts of a cell that it does not cut.
         """
         window, full, corner = placement.window[axis], placement.full[axis], placement.corner[axis]
         shown = max(0, -corner), min(window, full - corner)
