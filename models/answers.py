@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from convoy.models.errors import RequestError
 from convoy.models.run_lengths import counts_of, mask_of
+
+# How masks are answered: COCO's compressed run lengths, outlines, or not at all.
+MaskForm = Literal["rle", "polygons", "none"]
+MASK_FORMS: tuple[MaskForm, ...] = get_args(MaskForm)
 
 
 class Timing(NamedTuple):

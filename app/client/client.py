@@ -21,7 +21,7 @@ from convoy.app.client.options import Cert, OwnHeaders, Verify, headers_of, trus
 from convoy.app.client.records import RemoteModel, Sight
 from convoy.app.client.retry import Tries, WireQuestion, ask, ask_async
 from convoy.app.python.values import OneImage, image_of, is_pillow_image, no_image, one_or_several
-from convoy.models.answers import Classification, Detections, Segmentation
+from convoy.models.answers import Classification, Detections, MaskForm, Segmentation
 from convoy.models.errors import ImageError, InvalidRequest, RequestError, UsageError
 from convoy.models.image_files import read_image_file
 
@@ -184,14 +184,18 @@ class Client(_BaseClient):
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_s: float | None = None,
     ) -> Detections:
         """Find objects in an image, with boxes in its own pixels. None means the model's defaults.
 
         Boxes of a class that overlap by more than `iou` (intersection over union, above 0 and at most 1) are
-        suppressed. Raises as `predict` does, and InvalidRequest for `iou` if the model's graph suppresses boxes itself.
+        suppressed. If the model gives masks, each object has its `mask`, or its `polygons` with masks="polygons", or
+        neither with "none". Raises as `predict` does, and InvalidRequest for `iou` if the model's graph suppresses
+        boxes itself, and for `masks` if it gives none.
         """
-        found = self.look(model, image, version=version, top_k=top_k, threshold=threshold, iou=iou, timeout_s=timeout_s)
+        asked: Any = {"top_k": top_k, "threshold": threshold, "iou": iou, "masks": masks}
+        found = self.look(model, image, version=version, timeout_s=timeout_s, **asked)
         return _of_kind(found, Detections)
 
     def look(
@@ -203,10 +207,12 @@ class Client(_BaseClient):
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_s: float | None = None,
     ) -> Sight:
         """Predict by the model's task, whichever it is. Raises as `predict` does."""
-        return self._ask(self._wire.look(model, _text(version), encoded(image), top_k, threshold, iou), timeout_s)
+        asked = _given(top_k=top_k, threshold=threshold, iou=iou, masks=masks)
+        return self._ask(self._wire.look(model, _text(version), encoded(image), asked), timeout_s)
 
     def infer(
         self,
@@ -297,12 +303,12 @@ class AsyncClient(_BaseClient):
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_s: float | None = None,
     ) -> Detections:
         """Like `Client.detect`."""
-        found = await self.look(
-            model, image, version=version, top_k=top_k, threshold=threshold, iou=iou, timeout_s=timeout_s
-        )
+        asked: Any = {"top_k": top_k, "threshold": threshold, "iou": iou, "masks": masks}
+        found = await self.look(model, image, version=version, timeout_s=timeout_s, **asked)
         return _of_kind(found, Detections)
 
     async def look(
@@ -314,11 +320,13 @@ class AsyncClient(_BaseClient):
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_s: float | None = None,
     ) -> Sight:
         """Like `Client.look`."""
         body = await asyncio.to_thread(encoded, image)  # it may be a file on a slow disk, or pixels to encode
-        return await self._ask(self._wire.look(model, _text(version), body, top_k, threshold, iou), timeout_s)
+        asked = _given(top_k=top_k, threshold=threshold, iou=iou, masks=masks)
+        return await self._ask(self._wire.look(model, _text(version), body, asked), timeout_s)
 
     async def infer(
         self,
@@ -351,6 +359,10 @@ class AsyncClient(_BaseClient):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _given(**options: int | float | str | None) -> dict[str, int | float | str]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _text(version: int | str | None) -> str | None:

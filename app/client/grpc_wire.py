@@ -34,6 +34,8 @@ from convoy.models.tls import ClientTls
 
 _TENSOR = service_pb2.ModelInferRequest.InferInputTensor
 _OUTPUT = service_pb2.ModelInferRequest.InferRequestedOutputTensor
+# Where the value of an option is in a parameter of the protocol.
+_FIELDS = {"top_k": "int64_param", "threshold": "double_param", "iou": "double_param", "masks": "string_param"}
 _PORTS = {"grpc": 8001, "grpcs": 443}
 _CHANNEL = (
     ("grpc.max_receive_message_length", -1),
@@ -78,20 +80,14 @@ class GrpcWire:
         model: str,
         version: str | None,
         image: bytes,
-        top_k: int | None,
-        threshold: float | None,
-        iou: float | None,
+        options: Mapping[str, int | float | str],
     ) -> WireQuestion[Sight]:
-        """Predict by the model's task."""
+        """Predict by the model's task, with `options` as parameters."""
         request = _request(model, version)
         request.inputs.append(_TENSOR(name="image", datatype="BYTES", shape=[1]))
         request.raw_input_contents.append(bytes(pack((image,))))
-        if top_k is not None:
-            request.parameters["top_k"].int64_param = top_k
-        if threshold is not None:
-            request.parameters["threshold"].double_param = threshold
-        if iou is not None:
-            request.parameters["iou"].double_param = iou
+        for name, value in options.items():
+            setattr(request.parameters[name], _FIELDS[name], value)
         return _asked("ModelInfer", request, _sight)
 
     def infer(

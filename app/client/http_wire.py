@@ -57,14 +57,11 @@ class HttpWire:
         model: str,
         version: str | None,
         image: bytes,
-        top_k: int | None,
-        threshold: float | None,
-        iou: float | None,
+        options: Mapping[str, int | float | str],
     ) -> WireQuestion[Sight]:
-        """Predict by the model's task."""
+        """Predict by the model's task, with `options` of the route."""
         path = "/".join(("/predictions", *(quote(part, safe="") for part in (model, version) if part is not None)))
-        options = (("top_k", top_k), ("threshold", threshold), ("iou", iou))
-        asked = [(name, f"{value}") for name, value in options if value is not None]
+        asked = [(name, f"{value}") for name, value in options.items()]
         return WireQuestion(
             lambda left_s: self._request(left_s, path, image, (*asked, _within(left_s)), _BYTES),
             lambda response: sight_of(_document(response)),

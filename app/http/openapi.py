@@ -26,8 +26,7 @@ from convoy.app.http.gate import needs_key, takes_admin_token
 from convoy.app.http.infer import InferRoute
 from convoy.app.http.pages import seven
 from convoy.app.http.predictions import PredictionsRoute
-from convoy.app.pictures.instances import MASK_FORMS
-from convoy.models.answers import Box
+from convoy.models.answers import MASK_FORMS, Box
 from convoy.models.spec import NUMPY_DTYPES
 
 _Json = dict[str, Any]

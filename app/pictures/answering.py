@@ -17,9 +17,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from convoy.app.engines.batch import Answer
-from convoy.app.pictures.instances import MaskForm, keypoints_of, masks_bytes, masks_of
+from convoy.app.pictures.instances import keypoints_of, masks_bytes, masks_of
 from convoy.models.activation import NAN, ClassNumbers, activate, class_numbers
-from convoy.models.answers import Box, ClassShare, Detection, Prediction
+from convoy.models.answers import Box, ClassShare, Detection, MaskForm, Prediction
 from convoy.models.boxes import find_boxes
 from convoy.models.errors import InvalidRequest, ModelFailed
 from convoy.models.geometry import UNSEEN, Extent, ImagePlacement

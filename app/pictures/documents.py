@@ -28,7 +28,6 @@ from convoy.app.pictures.answering import (
     run_lengths,
     why_no_predictions,
 )
-from convoy.app.pictures.instances import MaskForm
 from convoy.app.pictures.predictor import (
     MOST_TOP_K,
     EncodedPicture,
@@ -42,7 +41,7 @@ from convoy.app.pictures.predictor import (
 from convoy.app.protocol.inference import terms_of, wrong_request
 from convoy.app.protocol.tensors import RawRequest, SharedBytes, Target, TensorIn, TensorOut, brief
 from convoy.app.scheduling.request import TensorRef
-from convoy.models.answers import Detection
+from convoy.models.answers import Detection, MaskForm
 from convoy.models.errors import InvalidRequest
 from convoy.models.spec import TensorSpec
 from convoy.models.tensors import pack

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
 
 import numpy as np
 
-from convoy.models.answers import Keypoint, Mask
+from convoy.models.answers import Keypoint, Mask, MaskForm
 from convoy.models.boxes import Floats, InputBoxes, Values, further_values, input_keypoints
 from convoy.models.errors import InvalidRequest
 from convoy.models.geometry import Extent, ImagePlacement
@@ -16,9 +15,6 @@ from convoy.models.polygons import polygons_of
 from convoy.models.run_lengths import counts_text
 from convoy.models.tasks import DetectionOutputs
 
-# How masks are answered: COCO's compressed run lengths, outlines, or not at all.
-MaskForm = Literal["rle", "polygons", "none"]
-MASK_FORMS: tuple[MaskForm, ...] = get_args(MaskForm)
 Polygons = list[list[int]]
 # In one answer. More is an untrained network, or a threshold near 0; it would take seconds and many megabytes.
 MOST_MASKS, MOST_RUNS = 1000, 4_000_000

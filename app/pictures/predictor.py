@@ -15,11 +15,10 @@ from convoy.app.calls.timing import timing_of
 from convoy.app.lifecycle.catalog import Served
 from convoy.app.pictures.answering import CLASSES, Wanted
 from convoy.app.pictures.decoder import Decoded, Decoder, DecodeWork
-from convoy.app.pictures.instances import MASK_FORMS, MaskForm
 from convoy.app.scheduling.request import TensorRef
 from convoy.app.scheduling.slab import Slot
 from convoy.app.telemetry.outcomes import CANCELLED, ending_of
-from convoy.models.answers import Timing
+from convoy.models.answers import MASK_FORMS, MaskForm, Timing
 from convoy.models.errors import DeadlineExceeded, ImageTooLarge, InvalidRequest, Overloaded, RequestError
 from convoy.models.geometry import Extent
 from convoy.models.headers import Header, read_header

@@ -26,7 +26,7 @@ from convoy.app.python.inside import Asked, Inside, Question
 from convoy.app.python.private_loop import PrivateLoop
 from convoy.app.python.records import ModelSummary
 from convoy.app.python.values import OneImage, one_or_several
-from convoy.models.answers import Classification, Detections, ImageAnswer, Segmentation
+from convoy.models.answers import Classification, Detections, ImageAnswer, MaskForm, Segmentation
 from convoy.models.errors import UsageError
 from convoy.models.images import DEFAULT_MAX_PIXELS
 
@@ -209,6 +209,7 @@ class PythonEngine:
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
         """Find objects in images, with boxes in the image's own pixels, as `POST /predictions/{model}` does.
@@ -216,9 +217,11 @@ class PythonEngine:
         Takes images and raises errors as `predict` does. With several images, each has its `detections` or its `error`.
         `top_k`, `threshold` and `iou` default to the values that the model declares. Boxes of a class that overlap by
         more than `iou` (intersection over union, above 0 and at most 1) are suppressed; InvalidRequest if the model's
-        graph does that itself.
+        graph does that itself. If the model gives masks, each object has its `mask`, or its `polygons` with
+        masks="polygons", or neither with "none"; InvalidRequest if it gives none.
         """
-        return self._ask(Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold, iou))
+        question = Question(Detections, top_k, threshold, iou, masks)
+        return self._ask(Asked.of(model, version, timeout_ms), images, question)
 
     async def adetect(
         self,
@@ -229,12 +232,12 @@ class PythonEngine:
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
         """`detect` for `await`. Cancelling removes what waits from the queue."""
-        return await self._aask(
-            Asked.of(model, version, timeout_ms), images, Question(Detections, top_k, threshold, iou)
-        )
+        question = Question(Detections, top_k, threshold, iou, masks)
+        return await self._aask(Asked.of(model, version, timeout_ms), images, question)
 
     def _ask(
         self, asked: Asked, images: OneImage | Iterable[OneImage], question: Question[ImageAnswer]

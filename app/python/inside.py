@@ -33,6 +33,7 @@ from convoy.app.pictures.predictor import (
     Predicted,
     Predictor,
     check_iou,
+    check_masks,
     check_threshold,
     check_timeout_ms,
     check_top_k,
@@ -45,7 +46,7 @@ from convoy.app.python.records import ModelSummary
 from convoy.app.python.values import OneImage
 from convoy.app.scheduling.request import MILLISECOND_NS, ModelKey
 from convoy.app.telemetry.outcomes import ANSWERED, Refusal, ending_of
-from convoy.models.answers import Classification, Detections, ImageAnswer, Segmentation
+from convoy.models.answers import Classification, Detections, ImageAnswer, MaskForm, Segmentation
 from convoy.models.errors import DeadlineExceeded, InvalidRequest, JobError, Overloaded, RequestError
 
 PROTOCOL = "python"
@@ -74,7 +75,7 @@ class Asked(NamedTuple):
 class Question(Generic[ImageAnswer]):
     """A question about every image of a call: the best `top_k` that reach `threshold`, as a `record`.
 
-    `iou` is how much boxes of a class may overlap.
+    `iou` is how much boxes of a class may overlap, `masks` the form of their masks.
     """
 
     def __init__(
@@ -83,11 +84,12 @@ class Question(Generic[ImageAnswer]):
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
     ) -> None:
         """Raises InvalidRequest."""
         self._record: type[Any] = record
         self._top_k = None if top_k is None else check_top_k(top_k, top_k)
-        self._threshold, self._iou = threshold, iou
+        self._threshold, self._iou, self._masks = threshold, iou, masks
 
     def wanted(self, served: Served) -> Wanted:
         """The question for a version. Raises InvalidRequest if the version cannot answer it."""
@@ -103,7 +105,8 @@ class Question(Generic[ImageAnswer]):
         if own is CLASSES:
             return wanted_classes(self._top_k, threshold)
         iou = None if self._iou is None else check_iou(self._iou, self._iou, served)
-        return Wanted(own, self._top_k, threshold, iou)
+        masks = "rle" if self._masks is None else check_masks(self._masks, served)
+        return Wanted(own, self._top_k, threshold, iou, masks)
 
     def answer(self, key: ModelKey, predicted: Predicted) -> ImageAnswer:
         """Make the record of a result."""

@@ -14,7 +14,7 @@ from convoy.app.python.inputs import request_of
 from convoy.app.python.inside import Asked, Asking, Question
 from convoy.app.python.values import OneImage, one_or_several
 from convoy.app.ray.connections import Ways
-from convoy.models.answers import Classification, Detections, Segmentation
+from convoy.models.answers import Classification, Detections, MaskForm, Segmentation
 from convoy.models.errors import InvalidRequest
 
 
@@ -64,11 +64,12 @@ class HandleCalls:
         top_k: int | None = None,
         threshold: float | None = None,
         iou: float | None = None,
+        masks: MaskForm | None = None,
         timeout_ms: float | None = None,
     ) -> Detections | list[Detections]:
         """Like `convoy.Engine.detect`."""
-        asked, question = self._asked(model, version, timeout_ms), Question(Detections, top_k, threshold, iou)
-        return await self._asking.ask(asked, one_or_several(images), question)
+        question = Question(Detections, top_k, threshold, iou, masks)
+        return await self._asking.ask(self._asked(model, version, timeout_ms), one_or_several(images), question)
 
     async def infer(
         self,

@@ -7,6 +7,7 @@ import json
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,6 +360,19 @@ def test_python_gets_the_same_masks_and_keypoints(engine: convoy.Engine, server:
     assert mask.array().sum() == 12 * 32
 
 
+@pytest.mark.parametrize("asked", ["engine", "http", "grpc"])
+def test_python_asks_for_a_form_of_masks(engine: convoy.Engine, server: Server, asked: str) -> None:
+    url = server.url if asked == "http" else f"grpc://{server.grpc_address}"
+    with nullcontext(engine) if asked == "engine" else convoy.Client(url) as one:
+        outlined = one.detect("shaped", Image.new("RGB", (128, 32)), masks="polygons").detections[0]
+        assert (outlined.polygons, outlined.mask) == ([[16, 4, 48, 4, 48, 16, 16, 16]], None)
+        bare = one.detect("shaped", Image.new("RGB", (128, 32)), masks="none").detections[0]
+        assert (bare.polygons, bare.mask) == (None, None)
+        for model, form, words in (("raw", "none", "boxes without masks"), ("shaped", "png", "rle, polygons or none")):
+            with pytest.raises(InvalidRequest, match=words):
+                one.detect(model, Image.new("RGB", (128, 32)), masks=form)
+
+
 @pytest.mark.parametrize(
     ("model", "method", "words"),
     [
@@ -401,7 +415,9 @@ def test_a_handle_of_rays_asks_the_same(engine: convoy.Engine) -> None:
     assert mapped.class_map.tolist() == engine.segment("stretched", picture).class_map.tolist()
     (found,) = engine._loop.result(lambda: handle.detect([picture], model="raw", top_k=1, iou=0.9))
     assert found.detections == engine.detect("raw", picture, top_k=1).detections
-    assert handle._ways.by_handle == 2
+    shaped = engine._loop.result(lambda: handle.detect(picture, model="shaped", masks="none"))
+    assert {one.mask for one in shaped.detections} == {None}
+    assert handle._ways.by_handle == 3
     with pytest.raises(InvalidRequest, match=r"call detect\(\)"):
         engine._loop.result(lambda: handle.predict(picture, model="raw"))
 
