@@ -365,16 +365,17 @@ class Mistakes:
 
 @dataclass(frozen=True, slots=True)
 class DrawnBox:
-    """A box (x1, y1, x2, y2) in shares of the input's width and height, with its class and score."""
+    """A box (x1, y1, x2, y2) and keypoints (x, y) in shares of the input's width and height, with a class and score."""
 
     class_id: int
     score: float
     box: tuple[float, ...]
+    points: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnAnswer:
-    """The best boxes, best first, without `more` others; or a class map as a base64 PNG."""
+    """The best boxes, best first, without `more` others; and a class map, or their masks, as a base64 PNG."""
 
     boxes: tuple[DrawnBox, ...] = ()
     more: int = 0

@@ -1,7 +1,7 @@
 """Pictures on which a variant loses most, with the answers of fp32 and of the variant side by side.
 
-They are chosen here and drawn in the report. Boxes and class maps are those that a server would answer. They are
-bounded in number and size, because they are in the manifest.
+They are chosen here and drawn in the report. Boxes, masks, keypoints and class maps are those that a server would
+answer. They are bounded in number and size, because they are in the manifest.
 """
 
 from __future__ import annotations
@@ -25,17 +25,23 @@ from convoy.export.proof.outcomes import ScoredOutcomes
 from convoy.export.targets import OBJECT, PICTURE, UNLABELLED
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import OpenVariant, opened
-from convoy.models.boxes import find_boxes
+from convoy.models.boxes import InputBoxes, find_boxes, further_values, input_keypoints
 from convoy.models.bundle import Comparison, DrawnAnswer, DrawnBox, Manifest
 from convoy.models.errors import ModelFailed
+from convoy.models.geometry import ImagePlacement
 from convoy.models.images import preprocess
+from convoy.models.masks import masks_on_picture
 from convoy.models.page.markup import add, element
+from convoy.models.run_lengths import mask_of
 from convoy.models.samples import Sample
 from convoy.models.spec import ImageSpec, ModelSpec
+from convoy.models.tasks import DetectionOutputs
 
 MOST_COMPARED = 6
 # Of a picture; the best ones tell enough.
 _MOST_BOXES = 20
+# Below it, a keypoint is usually hidden or outside of the picture.
+_LEAST_POINT_SCORE = 0.5
 _PICTURE_PX, _MAP_PX, _JPEG_QUALITY = 360, 160, 78
 # On the page, to which lines and letters are scaled.
 _PANEL_PX = 300
@@ -99,7 +105,7 @@ def _compared(chosen: _Chosen, variants: Mapping[str, OpenVariant], images: Imag
     assert chunk.targets is not None, "only labelled images are compared; this is a bug"
     read = _boxes_of if spec.detection is not None else _map_of
     reference, other = (read(variants[file].answers(chunk.inputs), spec) for file in (REFERENCE.file, chosen.file))
-    wanted, window = _wanted(chunk.targets[0], spec), _seen(chunk.targets[0], images.image)
+    wanted, window = _wanted(chunk.targets[0], spec), _seen(chunk.targets[0], spec)
     picture = _picture(sample, images.image)
     names = Path(sample.name).name, chosen.file
     return Comparison(*names, chosen.score, chosen.other_score, picture, window, wanted, reference, other)
@@ -115,13 +121,13 @@ def _picture(sample: Sample, image: ImageSpec) -> str:
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _seen(target: np.ndarray, image: ImageSpec) -> tuple[float, ...]:
+def _seen(target: np.ndarray, spec: ModelSpec) -> tuple[float, ...]:
     """The part of the input, in shares of it, that shows the image and not a padding."""
-    whole = (0.0, 0.0, 1.0, 1.0)
-    if target.ndim != 2 or target.shape[1:] != (6,):
-        return whole
-    shown = target[target[:, 5] == PICTURE, :4]
-    return _shares(shown[0].clip(0, np.inf), (image.width, image.height)) if len(shown) else whole
+    if spec.detection is not None and target.shape[1] > 5:
+        shown = target[target[:, 5] == PICTURE, :4]
+        if len(shown):
+            return _shares(shown[0].clip(0, np.inf), window_of(spec))
+    return (0.0, 0.0, 1.0, 1.0)
 
 
 def _shares(box: np.ndarray, window: tuple[int, int]) -> tuple[float, ...]:
@@ -143,13 +149,42 @@ def _boxes_of(answers: Mapping[str, np.ndarray], spec: ModelSpec) -> DrawnAnswer
     values = {name: answers[name][0] for name in said.names}
     try:
         found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
+        best = found.rows[:_MOST_BOXES]
+        points = input_keypoints(values, said, best, window).tolist() if said.keypoints else [[]] * len(best)
+        masks = "" if said.prototypes is None else _masks_of(values, said, found, window)
     except ModelFailed:
         return DrawnAnswer()
     boxes = [
-        DrawnBox(int(label), round(float(score), 3), _shares(corners, window))
-        for label, score, corners in zip(found.classes, found.scores, found.corners, strict=True)
+        DrawnBox(int(label), round(float(score), 3), _shares(corners, window), _points(own, window))
+        for label, score, corners, own in zip(found.classes, found.scores, found.corners, points, strict=False)
     ]
-    return DrawnAnswer(tuple(boxes[:_MOST_BOXES]), max(0, len(boxes) - _MOST_BOXES))
+    return DrawnAnswer(tuple(boxes), len(found.rows) - len(boxes), masks)
+
+
+def _points(of_object: list[list[float]], window: tuple[int, int]) -> tuple[tuple[float, ...], ...]:
+    """Without those that the network does not see."""
+    return tuple(
+        (round(x / window[0], 4), round(y / window[1], 4))
+        for x, y, *score in of_object
+        if not score or score[0] >= _LEAST_POINT_SCORE
+    )
+
+
+def _masks_of(
+    values: Mapping[str, np.ndarray], said: DetectionOutputs, found: InputBoxes, window: tuple[int, int]
+) -> str:
+    """The masks of the best objects as a PNG of their classes' colours, the best on top. Raises ModelFailed."""
+    assert said.prototypes is not None, "only detectors with prototypes have masks; this is a bug"
+    scale = min(1, _MAP_PX / max(window))
+    width, height = (max(1, round(side * scale)) for side in window)
+    small = ImagePlacement((width, height), window, (0, 0), window)
+    best = found.rows[:_MOST_BOXES]
+    corners = small.boxes_on_picture(found.corners[:_MOST_BOXES])
+    masks = list(masks_on_picture(further_values(values, said, best), values[said.prototypes], corners, small))
+    classes = np.full((height, width), -1)
+    for label, mask in reversed(list(zip(found.classes.tolist(), masks, strict=False))):
+        classes[mask_of(mask, height, width)] = label
+    return _png(classes, classes >= 0)
 
 
 def _map_of(answers: Mapping[str, np.ndarray], spec: ModelSpec) -> DrawnAnswer:
@@ -162,7 +197,10 @@ def _drawn(classes: np.ndarray, spec: ModelSpec) -> str:
     most = max(classes.shape)
     if most > _MAP_PX:
         classes = of_size(classes[None], tuple(max(1, side * _MAP_PX // most) for side in classes.shape))[0]
-    is_shown = classes > 0 if _has_background(spec.labels) else classes >= 0
+    return _png(classes, classes > 0 if _has_background(spec.labels) else classes >= 0)
+
+
+def _png(classes: np.ndarray, is_shown: np.ndarray) -> str:
     pixels = np.dstack([_PALETTE[classes % len(_PALETTE)], np.where(is_shown, 255, 0).astype(np.uint8)])
     file = io.BytesIO()
     Image.fromarray(pixels).quantize(len(_PALETTE) + 1).save(file, "PNG", optimize=True)
@@ -246,6 +284,9 @@ def _panel(
     for box in reversed(answer.boxes):  # the best on top
         add(svg, _rectangle(box, image, "under"))
         add(svg, _rectangle(box, image, "found", _colour(box.class_id)))
+        for x, y in box.points:
+            cx, cy = x * image.width, y * image.height
+            add(svg, element("circle", cx=cx, cy=cy, r=0.3 * letter, class_="point", fill=_colour(box.class_id)))
         add(svg, _label(box, manifest.spec, letter, (x1, y1, x2)))
     more = f", and {answer.more} more boxes" if answer.more else ""
     return element("figure", svg, element("figcaption", f"{said}{more}"))

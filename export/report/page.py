@@ -41,7 +41,7 @@ _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MOST_CARDS_IN_ROW = 4
 _TOP5 = "top-5, %"
 _ACCURACY = (_TOP5, "agrees with fp32, %", "points lost", "at most (95 %)")
-_PER_CLASS: dict[Task, tuple[str, str]] = {"detect": ("AP@50:95", "objects"), "segment": ("IoU", "pixels")}
+_COUNTED: dict[Task, str] = {"detect": "objects", "segment": "pixels"}
 _SPEED = ("ms, batch 1", "images / s", "times fp32", "95 % interval")
 _DEVICES: dict[Target, str] = {
     "cpu": "CPUs",
@@ -230,9 +230,10 @@ def _outputs(variants: Sequence[Variant]) -> list[Element]:
 
 
 def _classes(variants: Sequence[Variant], task: Task) -> list[Element]:
-    scored = [(charts.colour_of(v), v, v.accuracy.per_class) for v in variants if v.accuracy and v.accuracy.per_class]
-    if not scored:
+    measured = [(v, v.accuracy) for v in variants if v.accuracy and v.accuracy.per_class]
+    if not measured:
         return []
+    scored = [(charts.colour_of(variant), variant, accuracy.per_class) for variant, accuracy in measured]
     reference = scored[0][2]
     others = [{one.label: one.recall for one in own} for _, _, own in scored[1:]]
 
@@ -246,8 +247,10 @@ def _classes(variants: Sequence[Variant], task: Task) -> list[Element]:
         rows.append(row)
     order = "Largest loss first." if others else "Lowest first."
     shown = f"{order} {len(rows)} of {len(reference)} classes; the manifest lists all."
-    measure, counted = _PER_CLASS.get(task, ("Recall", "images"))
-    title = element("h3", f"{measure} per class")
+    # Of the published mean, such as mask mAP@50:95.
+    measure = measured[0][1].headline[0].replace("mAP", "AP").removeprefix("mean ") if task in _COUNTED else "Recall"
+    counted = _COUNTED.get(task, "images")
+    title = element("h3", f"{measure[0].upper()}{measure[1:]} per class")
     headings = ["class", counted, *(variant.file for _, variant, _ in scored)]
     return [title, element("p", shown, class_="note"), table(headings, rows, class_="classes")]
 
