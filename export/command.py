@@ -211,7 +211,8 @@ def _stated(plan: ExportPlan, model: StatedModel) -> Iterator[str]:
         how = {"letterbox": "letterbox into", "exact": "resized to", "shorter_side": "resized and cropped to"}
         yield f"images: {how[image.resize_mode]} {size}, from {model.source} (--preprocess, --input)"
     if model.labels and asked.labels is None:
-        yield f"labels: {len(model.labels)} of the file, {some(model.labels)} (--labels)"
+        whose = "file" if plan.source.kind == "onnx" else "network"
+        yield f"labels: {len(model.labels)} of the {whose}, {some(model.labels)} (--labels)"
     if boxes is not None and asked.detection is None:
         overlap = "suppressed by the graph" if boxes.iou_threshold is None else f"IoU at most {boxes.iou_threshold:g}"
         yield (

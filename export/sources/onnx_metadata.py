@@ -1,6 +1,7 @@
-"""What a detector's ONNX file says of itself: its preprocessing, labels, and how its outputs become boxes.
+"""What a detector says of itself: its preprocessing, labels, and how its outputs become boxes.
 
-Ultralytics writes metadata into its files; RF-DETR's are known by the names of their outputs. Sources of the facts:
+Ultralytics writes metadata into its ONNX files, and its networks in PyTorch have the same as attributes; RF-DETR's
+files are known by the names of their outputs. Sources of the facts:
 Ultralytics' exporter, predictors and default configuration (8.4), YOLOv5's `detect.py`, RF-DETR's `export` (1.3).
 """
 
@@ -54,9 +55,16 @@ def stated_model(path: Path, size: InputSize | None) -> StatedModel | None:
         return None
     model = onnx_file.read(path)
     stated = {entry.key: entry.value for entry in model.metadata_props if len(entry.value) <= _MOST_TEXT}
-    labels = _names(stated.get("names", ""))
-    if labels and "stride" in stated:
-        return _of_ultralytics(path, model, stated, labels, _outputs(path), size)
+    if _names(stated.get("names", "")) and "stride" in stated:
+        shapes = {one.name: tuple(one.shape) for one in _outputs(path)}
+        source = "Ultralytics' metadata" if "task" in stated else "YOLOv5's metadata"
+        found = of_ultralytics(path.name, source, stated, shapes, size)
+        if (found is None or found.task == "detect") and onnx_file.has_halves(model):
+            raise UsageError(
+                f"{path.name} computes in FP16, so there are no FP32 answers to compare with; export it with "
+                "half=False: Convoy makes the FP16 file itself"
+            )
+        return found
     # The names first: a session of a large file takes seconds.
     has_names = tuple(one.name for one in model.graph.output) == _COCO_QUERIES
     if has_names and [len(one.shape) for one in _outputs(path)] == [3, 3]:
@@ -68,31 +76,28 @@ def stated_model(path: Path, size: InputSize | None) -> StatedModel | None:
     return None
 
 
-def _of_ultralytics(
-    path: Path,
-    model: Any,
-    stated: Mapping[str, str],
-    labels: tuple[str, ...],
-    outputs: Sequence[TensorSpec],
-    size: InputSize,
+def of_ultralytics(
+    name: str, source: str, stated: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], size: InputSize
 ) -> StatedModel | None:
-    source = "Ultralytics' metadata" if "task" in stated else "YOLOv5's metadata"
+    """What Ultralytics' metadata says, which was read from `source`; None if that is not enough.
+
+    `shapes` are of the outputs, with the batch. Raises UsageError for tasks that cannot be served from pictures.
+    """
+    labels = _names(stated.get("names", ""))
+    if not labels:
+        return None
     task = stated.get("task", "detect")
     if task == "classify":
         image = replace(preset("unit", size, "uint8_nhwc"), resize_mode="shorter_side")
         return StatedModel(source, "classify", image, labels)
     if task not in ("detect", "segment", "pose"):
         raise UsageError(
-            f"{path.name} is for Ultralytics' task {task!r}, whose boxes are not supported; pass --task none to serve "
+            f"{name} is for Ultralytics' task {task!r}, whose boxes are not supported; pass --task none to serve "
             "its tensors"
         )
-    if onnx_file.has_halves(model):
-        raise UsageError(
-            f"{path.name} computes in FP16, so there are no FP32 answers to compare with; export it with half=False: "
-            "Convoy makes the FP16 file itself"
-        )
+    outputs = tuple(shapes.items())
     is_detr = "RTDETR" in stated.get("head", "") or "rtdetr" in stated.get("description", "").lower()
-    detection = _layout_of(outputs[0], len(labels), stated, is_detr=is_detr)
+    detection = _layout_of(*outputs[0], len(labels), stated, is_detr=is_detr)
     if detection is None:
         return None
     further = {"segment": "masks", "pose": "keypoints"}.get(task)
@@ -109,12 +114,12 @@ def letterbox(size: InputSize) -> ImageSpec:
 
 
 def _layout_of(
-    output: TensorSpec, classes: int, stated: Mapping[str, str], *, is_detr: bool
+    name: str, shape: tuple[int, ...], classes: int, stated: Mapping[str, str], *, is_detr: bool
 ) -> DetectionOutputs | None:
     """How an output [N, ...] is read, by its shape and the number of classes; None if it is unknown."""
-    if len(output.shape) != 3:
+    if len(shape) != 3:
         return None
-    _, rows, columns = output.shape
+    _, rows, columns = shape
     layout: Layout | None = None
     # Masks and keypoints add values to each box.
     further = math.inf if stated.get("task") in ("segment", "pose") else 0
@@ -128,24 +133,28 @@ def _layout_of(
         layout = "yolo_v5"
     if layout is None:
         return None
-    found = replace(usual_detection(layout, output.name), classes=classes if layout != "end_to_end" else None)
+    found = replace(usual_detection(layout, name), classes=classes if layout != "end_to_end" else None)
     if layout == "end_to_end" and is_detr:
         return replace(found, box_form="cxcywh", box_unit="fractions")
     return found
 
 
 def _with_further(
-    boxes: DetectionOutputs, outputs: Sequence[TensorSpec], classes: int, stated: Mapping[str, str]
+    boxes: DetectionOutputs,
+    outputs: Sequence[tuple[str, tuple[int, ...]]],
+    classes: int,
+    stated: Mapping[str, str],
 ) -> DetectionOutputs | None:
     """The same with the masks or keypoints that follow the scores; None if the outputs have others than expected."""
     is_list = boxes.layout == "end_to_end"
     if not is_list and boxes.layout != "yolo_v8":
         return None
-    further = outputs[0].shape[2] - 6 if is_list else outputs[0].shape[1] - 4 - classes
+    (_, (_, rows, columns)), *others = outputs
+    further = columns - 6 if is_list else rows - 4 - classes
     if stated.get("task") == "segment":
-        if len(outputs) != 2 or outputs[1].shape[1:2] != (further,) or len(outputs[1].shape) != 4:
+        if [(len(one), one[1]) for _, one in others] != [(4, further)]:
             return None
-        found = replace(boxes, layout=boxes.layout if is_list else "yolo_v8_seg", prototypes=outputs[1].name)
+        found = replace(boxes, layout=boxes.layout if is_list else "yolo_v8_seg", prototypes=others[0][0])
     else:
         shape = _literal(stated.get("kpt_shape", ""))
         if not isinstance(shape, list | tuple) or not all(type(size) is int for size in shape):

@@ -7,6 +7,7 @@ ONNX file, or the registry that published the model. The registry is asked in a 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from dataclasses import dataclass, replace
@@ -16,10 +17,10 @@ from pathlib import Path
 from convoy.app.engines.dimensions import Size
 from convoy.export.class_names import distinct
 from convoy.export.options import ExportOptions, MissingOption, Mistakes
-from convoy.export.sources.onnx_metadata import StatedModel, stated_model
+from convoy.export.sources.onnx_metadata import StatedModel, of_ultralytics, stated_model
 from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.torch_job import Inquiry, SourceKind, WeightsFrom
+from convoy.export.sources.torch_job import Description, Inquiry, SourceKind, WeightsFrom
 from convoy.export.sources.torch_process import ask
 from convoy.export.sources.user_code import parse_call
 from convoy.models import zoo
@@ -109,10 +110,23 @@ def parse_source(text: str, *, trust: bool = False) -> ModelSource:
                 "who made it"
             )
         return ModelSource("pt2", Path(text).name, _existing(text, text))
+    if text.endswith((".pt", ".pth", ".ckpt", ".safetensors")):
+        raise UsageError(f"SOURCE {text!r} is a checkpoint without its network; {_advice_for_checkpoint(text)}")
     raise UsageError(
         f"SOURCE {text!r} is not understood; use zoo:NAME, torchvision:NAME, timm:NAME, path/to/file.py:factory, "
         "model.onnx or model.pt2"
     )
+
+
+def _advice_for_checkpoint(text: str) -> str:
+    is_safe = text.endswith(".safetensors")
+    header = read_checkpoint_header(Path(text)) if is_safe and Path(text).is_file() else None
+    if header is not None:
+        return f"pass zoo:{header.architecture} --weights {text}"
+    advice = f"pass file.py:factory --weights {text}, where factory is a function that returns the network"
+    if is_safe:
+        return advice
+    return f"{advice}. For Ultralytics, return YOLO({text!r}), or run `yolo export model={text} format=onnx`"
 
 
 def _factory(text: str, head: str, tail: str) -> ModelSource:
@@ -157,8 +171,8 @@ class Origin:
     """`size` is the network's input size if it is known; if `image` is None, `why_no_image` says why.
 
     `labels` are those of the weights. `are_labels_sure` is False if they belong to the published weights and others are
-    loaded, whose number of classes only torch can tell. `model` is what an ONNX file, a checkpoint or the
-    zoo says of a network that is not a classifier.
+    loaded, whose number of classes only torch can tell. `model` is what an ONNX file, a checkpoint, a
+    network of Ultralytics or the zoo says of a network that is not a classifier.
     """
 
     source: ModelSource
@@ -194,6 +208,14 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         is_read = source.kind == "onnx" and options.task != "none"
         model = stated_model(source.path, size or known) if is_read else None
         return plain if model is None else replace(plain, image=model.image, labels=model.labels, model=model)
+    if source.kind == "file" and options.task != "none":
+        said = mistakes.attempt(_ask_network, source, size)
+        if said is not None and said.metadata:
+            own = InputSize(3, *ast.literal_eval(said.metadata["imgsz"]))
+            model = of_ultralytics(source.shown, "the Ultralytics network", said.metadata, said.outputs, own)
+            if model is not None:
+                plain = Origin(source, weights, weights_from, own, model.image, "", model.labels, True)
+                return replace(plain, model=model)
     header = _header(weights, source) if weights else None
     if header is not None:
         found = Origin(source, weights, weights_from, _zoo_size(source), header.image, "", header.labels, True)
@@ -214,6 +236,17 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         labels=distinct(said.labels),
         are_labels_sure=weights_from == "registry",
     )
+
+
+def _ask_network(source: ModelSource, size: InputSize | None) -> Description:
+    """What the network of a user's function says of itself. Raises UsageError if the function fails."""
+    if importlib.util.find_spec("ultralytics") is None:
+        return Description()  # only its networks say something
+    try:
+        shape = (size.height, size.width) if size else ()
+        return ask(Inquiry(source.kind, source.name, str(source.file), shape, is_about_metadata=True))
+    except JobError as error:
+        raise UsageError(str(error)) from error
 
 
 def _stated_accuracy(header: CheckpointHeader) -> Stated | None:

@@ -155,7 +155,8 @@ class Inquiry:
     """A question about a registry's model.
 
     With `file`, a user's, it asks what its network runs on: 1 channel or 3, at `size` (height and width); or whether
-    its weights are random, if `is_about_weights`; or how its transform `name` prepares images, if `is_transform`.
+    its weights are random, if `is_about_weights`; or what it says of itself, if `is_about_metadata`, at `size` if it
+    is given; or how its transform `name` prepares images, if `is_transform`.
     """
 
     kind: SourceKind
@@ -164,6 +165,7 @@ class Inquiry:
     size: tuple[int, ...] = ()
     is_transform: bool = False
     is_about_weights: bool = False
+    is_about_metadata: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ class Description:
 
     `image` is the preprocessing of the published weights, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty. `channels`
-    and `is_random` answer the questions about a file, `transform` the one about a transform.
+    and `is_random` answer the questions about a file, `transform` the one about a transform. `metadata` is as in an
+    ONNX file of Ultralytics, and `outputs` are the shapes of its outputs for one image; empty for other networks.
     """
 
     error: str | None = None
@@ -202,6 +205,8 @@ class Description:
     channels: tuple[int, ...] = ()
     is_random: bool = False
     transform: TransformRecipe | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")

@@ -37,7 +37,8 @@ class Case:
 
 
 CASES = (
-    Case("yolo", "--preprocess letterbox --detection yolo_v8", ("output0",)),
+    Case("yolo", "", ("output",)),
+    Case("wrapped_segmenter", "", ("output0", "output1")),
     Case("unet", "--preprocess imagenet", ("output",)),
     Case("detr", "--preprocess imagenet --detection detr --activation softmax", ("logits", "pred_boxes")),
     Case("rtdetr", "--preprocess unit --detection detr --activation sigmoid", ("logits", "pred_boxes")),
@@ -46,7 +47,7 @@ CASES = (
 
 
 def python_for(factory: str) -> Path:
-    if factory == "yolo":
+    if factory in ("yolo", "wrapped_segmenter", "oriented"):
         return ultralytics_python()
     return interpreter("other-libraries", OTHERS) if factory in ("unet", "detr", "rtdetr") else Path(sys.executable)
 
@@ -77,6 +78,10 @@ def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> N
     assert spec.task == ("segment" if case.factory == "unet" else "detect")
     # transformers' RT-DETR has the number of images as a constant when torch exports it.
     assert spec.max_batch_size == (1 if case.factory == "rtdetr" else 4)
+    if case.factory in ("yolo", "wrapped_segmenter"):
+        assert spec.detection is not None
+        assert spec.detection.layout == ("yolo_v8" if case.factory == "yolo" else "yolo_v8_seg")
+        assert (spec.image.resize_mode, len(spec.labels)) == ("letterbox", 3 if case.factory == "yolo" else 80)
     if case.factory == "detr":
         assert spec.detection is not None
         assert (spec.detection.background, spec.detection.boxes) == (3, "pred_boxes")
@@ -91,17 +96,26 @@ def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> N
         found = answer.json()["detections"]
         assert found
         assert all(0 <= one["box"]["x1"] <= one["box"]["x2"] <= 120 for one in found)
-        assert {one["class_id"] for one in found} <= {0, 1, 2, 3} - {spec.detection.background}  # type: ignore[union-attr]
+        allowed = set(range(len(spec.labels) or 4)) - {spec.detection.background}  # type: ignore[union-attr]
+        assert {one["class_id"] for one in found} <= allowed
+        assert ("mask" in found[0]) == (case.factory == "wrapped_segmenter")
 
 
-@pytest.mark.parametrize(("factory", "layout"), [("yolo", "yolo_v8"), ("detr", "detr")])
-def test_a_missing_layout_is_named_in_the_whole_command(tmp_path: Path, factory: str, layout: str) -> None:
-    done = export(factory, "--preprocess letterbox", tmp_path)
+def test_a_missing_layout_is_named_in_the_whole_command(tmp_path: Path) -> None:
+    done = export("detr", "--preprocess letterbox", tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     command = done.stderr.rpartition("for example: ")[2]
     assert command.startswith("convoy export ")
-    assert f"--detection {layout}" in command
+    assert "--detection detr" in command
     assert not (tmp_path / "store" / "net").exists()
+
+
+def test_oriented_boxes_are_refused_before_any_work(tmp_path: Path) -> None:
+    done = export("oriented", "", tmp_path, timeout_s=60.0)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "net.py:oriented is for Ultralytics' task 'obb', whose boxes are not supported; pass --task none" in (
+        " ".join(done.stderr.split())
+    )
 
 
 def test_two_stages_are_refused_at_once(tmp_path: Path) -> None:

@@ -15,6 +15,23 @@ def yolo() -> torch.nn.Module:
     return DetectionModel("yolov8n.yaml", nc=3, verbose=False)
 
 
+def wrapped_segmenter() -> object:
+    """As `YOLO("best.pt")`: an object around the network, whose call is `predict()`."""
+    from ultralytics import YOLO
+
+    torch.manual_seed(0)
+    made = YOLO("yolo11n-seg.yaml")
+    for branch in made.model.model[-1].cv3:  # untrained ones score hardly above 0
+        branch[-1].bias.data.fill_(-2.0)
+    return made
+
+
+def oriented() -> torch.nn.Module:
+    from ultralytics.nn.tasks import OBBModel
+
+    return OBBModel("yolo11n-obb.yaml", nc=3, verbose=False)
+
+
 def unet() -> torch.nn.Module:
     import segmentation_models_pytorch as smp
 

@@ -20,6 +20,7 @@ from convoy.export.sources.origin import default_name, parse_source
 from convoy.export.sources.torch_job import Description
 from convoy.export.sources.user_code import parse_call
 from convoy.models.errors import UsageError
+from tests.support.quick_exports import write_digits_checkpoint
 
 
 def folders(root: Path, *classes: str) -> Path:
@@ -76,6 +77,24 @@ def test_mistakes_in_a_factory_are_named_with_the_others(tmp_path, call, weights
 def test_a_wrong_source_is_refused_before_anything_else(tmp_path):
     with pytest.raises(UsageError, match="not understood; use zoo:NAME"):
         export_bundle(options(tmp_path, source="resnet50", name=""))
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        ("best.pt", r"pass file.py:factory --weights best.pt.*return YOLO\('best.pt'\).*yolo export model=best.pt"),
+        ("net.safetensors", r"pass file.py:factory --weights net.safetensors, where factory is a function"),
+    ],
+)
+def test_a_checkpoint_is_no_source(file, advice):
+    with pytest.raises(UsageError, match=f"is a checkpoint without its network; {advice}"):
+        parse_source(file)
+
+
+def test_a_checkpoint_of_the_zoo_names_its_network(tmp_path):
+    file = write_digits_checkpoint(tmp_path / "net.safetensors")
+    with pytest.raises(UsageError, match=f"pass zoo:simple_cnn --weights {file}"):
+        parse_source(str(file))
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def _describe(inquiry: Inquiry) -> Description:
         if inquiry.file is not None:
             from convoy.export.sources.torch_child import networks
 
+            if inquiry.is_about_metadata:
+                return networks.described(inquiry)
             if inquiry.is_about_weights:
                 return Description(is_random=networks.is_untrained(inquiry))
             return Description(channels=networks.channels_taken(inquiry))

@@ -5,6 +5,7 @@ Weights from a file are loaded elsewhere.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 from collections import Counter
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from convoy.export.sources.torch_child import registries, untrained
-from convoy.export.sources.torch_job import Inquiry, TorchJob, one_line
+from convoy.export.sources.torch_child import outputs, registries, ultralytics_form, untrained
+from convoy.export.sources.torch_job import Description, Inquiry, TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
 from convoy.models.samples import some
@@ -55,6 +56,23 @@ def is_untrained(inquiry: Inquiry) -> bool:
     """Whether all weights of the network of a user's file are random. Raises JobError if there is no network."""
     job = _without_weights(inquiry)
     return untrained.is_drawn(build(job), lambda: build(job))
+
+
+def described(inquiry: Inquiry) -> Description:
+    """What the network of a user's file says of itself, if it is Ultralytics'. Raises JobError if there is none."""
+    network = build(_without_weights(inquiry)).eval()
+    metadata = ultralytics_form.metadata(network)
+    if not metadata:
+        return Description()
+    height, width = inquiry.size or ast.literal_eval(metadata["imgsz"])
+    like = next(network.parameters())
+    try:
+        with torch.no_grad():
+            answer = network(torch.zeros(1, 3, height, width, dtype=like.dtype))
+    except Exception:  # the error is reported when it must run
+        return Description()
+    shapes = {name: tuple(one.shape) for name, one in outputs.named(answer, ()).items()}
+    return Description(metadata={**metadata, "imgsz": repr([height, width])}, outputs=shapes)
 
 
 def _without_weights(inquiry: Inquiry) -> TorchJob:
@@ -121,7 +139,10 @@ def _wants_nothing(method: Any) -> bool:
 
 def _from_file(job: TorchJob) -> Any:
     assert job.file is not None
-    return call_factory(Path(job.file), job.name)
+    network = ultralytics_form.unwrapped(call_factory(Path(job.file), job.name))
+    if isinstance(network, torch.nn.Module):
+        ultralytics_form.set_export_form(network)
+    return network
 
 
 def has_auxiliary(job: TorchJob) -> bool:
