@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from convoy.app.engines.measure import Line, best_per_sample_ms, device_rate, limit
 from convoy.export.report import charts
-from convoy.models.bundle import TOP_1, LatencyPoint, LatencyTable, NodeAudit, Roofline, Variant
+from convoy.models.bundle import TOP_1, LatencyPoint, LatencyTable, NodeAudit, Roofline, Target, Variant
 from convoy.models.page import markup
 from convoy.models.page.axis import Axis, number
 from convoy.models.page.chart import Chart
@@ -20,10 +20,15 @@ Measured = tuple[str, Variant, LatencyTable]
 # Classes of the style sheet.
 PRECISION_COLOURS = {"fp32": "k0", "fp16": "k1", "int8": "k2", "fp8": "k4", "bf16": "k5"}
 
+# Of files for one library, which stand beside the general one.
+INT8_COLOURS: dict[Target, str] = {"tensorrt": "k3", "openvino": "k7"}
+
 
 def colour_of(variant: Variant) -> str:
     """The same on every page, whichever other variants there are."""
-    return "k3" if (variant.precision, variant.target) == ("int8", "tensorrt") else PRECISION_COLOURS[variant.precision]
+    if variant.precision == "int8" and variant.target in INT8_COLOURS:
+        return INT8_COLOURS[variant.target]
+    return PRECISION_COLOURS[variant.precision]
 
 
 def timed(variants: Sequence[Variant]) -> list[Measured]:
