@@ -22,7 +22,8 @@ The rules, in the order in which they are applied:
                 bit for bit what torchvision gives for PIL images; without, plain sampling as torch's
                 `interpolate(antialias=False)` on tensors. "nearest" is Pillow's in both cases. A letterbox without
                 `antialias` and with "bilinear" is bit for bit cv2's INTER_LINEAR.
-    10. Values  Front "uint8_nhwc" writes the pixels; "float32_nchw" writes (x / 255 - mean) / std.
+    10. Values  "bgr" reverses the channels. Front "uint8_nhwc" writes the pixels; "float32_nchw" writes
+                (x / 255 - mean) / std.
 
 Pillow's JPEG draft mode (a smaller decode by scaled DCT) is not used: it is another filter than the one in training,
 and the answer would depend on the size of the upload.
@@ -181,11 +182,13 @@ def header_of(opened: Image.Image) -> Header:
 
 def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
     """Rule 10, for uint8 [height, width, channels]."""
+    window = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels)
+    if image.channel_order == "bgr":
+        window = window[..., ::-1]
     if image.front == "uint8_nhwc":
-        out[:] = pixels
+        np.frombuffer(out, np.uint8).reshape(window.shape)[...] = window
         return
     values = np.frombuffer(out, NUMPY_DTYPES[image.tensor_dtype]).reshape(image.tensor_shape)
-    window = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels)
     values[...] = window.transpose(2, 0, 1)
     values /= 255
     values -= np.array(image.mean, np.float32)[:, None, None]

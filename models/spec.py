@@ -44,6 +44,7 @@ OIP_NAMES: dict[np.dtype[np.generic], str] = {
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["shorter_side", "exact", "letterbox"]
 PadPosition = Literal["center", "top_left"]
+ChannelOrder = Literal["rgb", "bgr"]
 Front = Literal["uint8_nhwc", "float32_nchw"]
 Activation = Literal["softmax", "sigmoid", "none"]
 
@@ -110,9 +111,10 @@ class ImageSpec:
     `width`; "exact" scales directly to `height` x `width` and ignores `resize_px`. "letterbox" keeps the proportions,
     scales until the picture just fits into `height` x `width`, and fills the rest with `pad_value`, 0 to 255; the
     picture is in the centre ("center", as Ultralytics' LetterBox) or in the corner ("top_left", as YOLOX). Without
-    `scale_up`, smaller pictures keep their size. The last three fields matter for "letterbox" only.
+    `scale_up`, smaller pictures keep their size. These three fields matter for "letterbox" only.
 
-    `mean` and `std` apply to values scaled to [0, 1], one per channel. With front "uint8_nhwc" they are already inside
+    `channel_order` "bgr" is for networks trained on images as OpenCV reads them. `mean` and `std` apply to values
+    scaled to [0, 1], one per channel in that order. With front "uint8_nhwc" they are already inside
     the graph and the tensor is uint8 [N, height, width, channels]; with "float32_nchw" the host applies them and the
     tensor is float32 [N, channels, height, width].
     """
@@ -130,6 +132,7 @@ class ImageSpec:
     pad_value: int = 114
     pad_position: PadPosition = "center"
     scale_up: bool = True
+    channel_order: ChannelOrder = "rgb"
 
     def __post_init__(self) -> None:
         if not 0 <= self.pad_value <= 255:

@@ -113,7 +113,7 @@ def _compared(chosen: _Chosen, variants: Mapping[str, OpenVariant], images: Imag
 
 def _picture(sample: Sample, image: ImageSpec) -> str:
     """What the network sees, scaled down, as a base64 JPEG."""
-    pixels = preprocess(sample.encoded(), replace(image, front="uint8_nhwc"))
+    pixels = preprocess(sample.encoded(), replace(image, front="uint8_nhwc", channel_order="rgb"))
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     picture.thumbnail((_PICTURE_PX, _PICTURE_PX))
     file = io.BytesIO()

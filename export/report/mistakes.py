@@ -66,7 +66,7 @@ def picture_of(encoded: bytes, image: ImageSpec) -> str:
 
     Raises ImageError.
     """
-    pixels = preprocess(encoded, replace(image, front="uint8_nhwc"))
+    pixels = preprocess(encoded, replace(image, front="uint8_nhwc", channel_order="rgb"))
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     # At most 12 KB of pixels, which PNG reduces or hardly enlarges.
     picture.thumbnail((64, 64))

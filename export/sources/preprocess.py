@@ -187,6 +187,7 @@ class Preset(NamedTuple):
     resize_share: float | None = None
     interpolation: Interpolation = "bilinear"
     is_letterbox: bool = False
+    is_yolox: bool = False
 
 
 PRESETS: dict[str, Preset] = {
@@ -203,6 +204,8 @@ PRESETS: dict[str, Preset] = {
     "raw": Preset((0.0,), (1 / 255,)),
     # YOLO: resized to fit as OpenCV does, without antialias, and padded with grey.
     "letterbox": Preset((0.0,), (1.0,), 640, is_letterbox=True),
+    # YOLOX: the same in the upper left corner, as BGR in 0..255.
+    "yolox": Preset((0.0,), (1 / 255,), 640, is_letterbox=True, is_yolox=True),
 }
 
 
@@ -229,6 +232,8 @@ def preset(name: str, size: InputSize | None, front: Front) -> ImageSpec:
         mean=_per_channel(recipe.mean, size.channels),
         std=_per_channel(recipe.std, size.channels),
         front=front,
+        pad_position="top_left" if recipe.is_yolox else "center",
+        channel_order="bgr" if recipe.is_yolox else "rgb",
     )
 
 

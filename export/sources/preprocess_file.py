@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 
 from convoy.export.sources.published_recipes import is_timm, is_transformers, timm_image, transformers_image
 from convoy.models.errors import JobError, UsageError
-from convoy.models.spec import Front, ImageSpec, Interpolation, PadPosition, ResizeMode
+from convoy.models.spec import ChannelOrder, Front, ImageSpec, Interpolation, PadPosition, ResizeMode
 
 _Px = Annotated[int, Field(ge=1)]
 _EXAMPLE: dict[str, JsonValue] = {
@@ -71,7 +71,7 @@ class PreprocessFile(BaseModel):
     schema_path: str | None = Field(None, alias="$schema", description="Where this schema lies, for an editor.")
     height: _Px = Field(description="Height of the network's input in pixels.")
     width: _Px = Field(description="Width of the network's input in pixels.")
-    channels: Literal[1, 3] = Field(description="1 for grey, 3 for RGB.")
+    channels: Literal[1, 3] = Field(description="1 for grey, 3 for colour.")
     resize_mode: ResizeMode = Field(
         description="shorter_side: scale until the shorter side is resize_px, then cut height x width out of the "
         "centre. exact: scale straight to height x width. letterbox: scale until it fits into height x width, and pad."
@@ -94,6 +94,9 @@ class PreprocessFile(BaseModel):
         "center", description="Place of the image in a letterbox: center, as Ultralytics, or top_left, as YOLOX."
     )
     scale_up: bool = Field(True, description="Whether a letterbox enlarges images that are smaller.")
+    channel_order: ChannelOrder = Field(
+        "rgb", description="bgr for networks trained on images as OpenCV reads them; mean and std are in this order."
+    )
 
 
 def read_preprocess_file(path: Path, front: Front) -> ImageSpec:

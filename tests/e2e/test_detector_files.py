@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ OF_SEG = METADATA | {"task": "segment"}
 OF_POSE = METADATA | {"task": "pose", "kpt_shape": "[2, 3]"}
 END_TO_END = METADATA | {"args": "{'nms': True}"}
 PLAIN: dict[str, str] = {}
+BGR = {
+    **{"height": SIDE, "width": SIDE, "channels": 3, "mean": [0, 0, 0], "std": [1, 1, 1], "channel_order": "bgr"},
+    **{"resize_mode": "letterbox", "interpolation": "bilinear", "antialias": False},
+}
 
 
 def exported(source: Path, store: Path, **options: Any) -> tuple[Manifest, str]:
@@ -58,17 +63,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[convoy.Engine]:
             ("masks", "yolo_v8_seg", OF_SEG, 1, {}),
             ("points", "yolo_v8_pose", OF_POSE, 1, {}),
             ("told", "yolo_v8", PLAIN, 1, {"preprocess": "letterbox", "detection": Path("yolo_v8")}),
+            ("bgr", "yolo_v8", METADATA, 1, {"preprocess": f"{folder}/bgr.json"}),
         ):
+            (folder / "bgr.json").write_text(json.dumps(BGR))
             write_detector(folder / f"{name}.onnx", layout, metadata, batch)
             exported(folder / f"{name}.onnx", folder / "store", **own)
     with convoy.Engine(folder / "store", engine="cpu") as opened:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["v8", "any", "v5", "final", "told", "masks", "points"])
+@pytest.mark.parametrize("name", ["v8", "any", "v5", "final", "told", "masks", "points", "bgr"])
 @pytest.mark.parametrize("size", [(64, 64), (400, 200), (90, 300), (20, 33)])
 def test_boxes_are_where_the_picture_has_them(engine: convoy.Engine, name: str, size: tuple[int, int]) -> None:
-    """Two cells of the network, painted where they are in the picture; the letterbox's grey has no colour."""
+    """Two cells of the network, painted where they are in the picture; the letterbox's grey has no colour. A network
+    that takes BGR and gets red calls it blue.
+    """
     ratio = SIDE / max(size)
     scaled = [round(side * ratio) for side in size]
     first = [-(-round((SIDE - side) / 2 - 0.1) // STRIDE) for side in scaled]  # the first whole cell of the picture
@@ -81,7 +90,9 @@ def test_boxes_are_where_the_picture_has_them(engine: convoy.Engine, name: str, 
         return edges[0][0], edges[1][0], edges[0][1], edges[1][1]
 
     red, blue = of_cell(first[0], first[1]), of_cell(first[0] + 1, first[1] + 1)
-    found = engine.detect(name, picture(size, (red, "red"), (blue, "blue")), threshold=0.6)  # type: ignore[arg-type]
+    colours = ("blue", "red") if name == "bgr" else ("red", "blue")
+    painted = zip((red, blue), colours, strict=True)
+    found = engine.detect(name, picture(size, *painted), threshold=0.6)  # type: ignore[arg-type]
     labels = [None, None] if name == "told" else ["red", "blue"]
     assert sorted((one.class_id, one.label) for one in found.detections) == list(enumerate(labels))
     for one in found.detections:

@@ -339,6 +339,18 @@ def test_arbitrary_bytes_give_a_sample_or_an_image_error(body: bytes, start: byt
     gives_a_sample_or_an_image_error(start + body, EXACT)
 
 
+@pytest.mark.parametrize("front", ["uint8_nhwc", "float32_nchw"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_bgr_is_rgb_with_its_channels_reversed(front: Any, kind: str) -> None:
+    """`mean` and `std` are in the order of the network."""
+    body = encoded(noise(300, 200, seed=1), kind)
+    rgb = replace(CROPPED, front=front, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    bgr = replace(rgb, channel_order="bgr", mean=rgb.mean[::-1], std=rgb.std[::-1])
+    axis = 2 if front == "uint8_nhwc" else 0
+    assert np.array_equal(preprocess(body, bgr), np.flip(preprocess(body, rgb), axis))
+    assert np.array_equal(preprocess(body, replace(GREY, channel_order="bgr")), preprocess(body, GREY))
+
+
 @AS_IN_PRODUCTION
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

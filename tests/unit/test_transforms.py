@@ -195,6 +195,15 @@ def test_what_has_no_counterpart_is_refused(tmp_path, recipe, words):
         read_preprocess_file(file, "uint8_nhwc")
 
 
+def test_yolox_is_bgr_in_0_to_255_in_the_upper_left_corner():
+    image = preset("yolox", None, "float32_nchw")
+    assert (image.resize_mode, image.pad_position, image.channel_order, image.height) == (
+        *("letterbox", "top_left", "bgr"),
+        640,
+    )
+    assert image.std == (1 / 255,) * 3
+
+
 def test_presets_have_their_usual_sizes_or_ask_for_one():
     for name, recipe in PRESETS.items():
         if recipe.px is None:
