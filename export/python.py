@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import tempfile
 from collections.abc import Sequence
@@ -175,10 +176,14 @@ def _preprocessing(preprocess: Any, input_shape: str | None) -> dict[str, str]:
 
 def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
     """The module as a torch.export program in `folder`, with a dynamic batch. Raises UsageError, JobError."""
-    from convoy.export.sources.torch_child.module_file import save_module
+    from convoy.export.sources.torch_child import module_file, ultralytics_form
 
     file = folder / "module.pt2"
-    save_module(module, _input_shapes(given, module), file)
+    own, asked = module_file.own_copy(module), given.get("input")
+    size = None if asked is None or is_of_tensors(asked) else parse_input(asked).of_pictures
+    said = ultralytics_form.describe(own, (size.height, size.width) if size else ())
+    whole = {"input": "3x{}x{}".format(*ast.literal_eval(said.metadata["imgsz"])), **given} if said.metadata else given
+    module_file.save_module(own, _input_shapes(whole, own), said, file)
     return file
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
+import zipfile
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +22,13 @@ from convoy.export.options import ExportOptions, MissingOption, Mistakes
 from convoy.export.sources.onnx_metadata import StatedModel, of_ultralytics, stated_model
 from convoy.export.sources.onnx_source import image_channels, image_size
 from convoy.export.sources.preprocess import InputSize, resized
-from convoy.export.sources.torch_job import Description, Inquiry, SourceKind, WeightsFrom
+from convoy.export.sources.torch_job import DESCRIPTION, Description, Inquiry, SourceKind, WeightsFrom
 from convoy.export.sources.torch_process import ask
 from convoy.export.sources.user_code import parse_call
 from convoy.models import zoo
 from convoy.models.checkpoint import CheckpointHeader, read_checkpoint_header
 from convoy.models.errors import JobError, UsageError
+from convoy.models.records import from_jsonable
 from convoy.models.spec import ImageSpec
 
 
@@ -205,17 +208,16 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
     if source.carries_weights:
         known = image_size(source.path) if source.kind == "onnx" else None
         plain = Origin(source, source.file, "network", known, None, "the file does not say", (), True)
-        is_read = source.kind == "onnx" and options.task != "none"
-        model = stated_model(source.path, size or known) if is_read else None
-        return plain if model is None else replace(plain, image=model.image, labels=model.labels, model=model)
+        model = _stated_in(source, size or known) if options.task != "none" else None
+        if model is None:
+            return plain
+        return replace(plain, size=known or _size_of(model.image), image=model.image, labels=model.labels, model=model)
     if source.kind == "file" and options.task != "none":
         said = mistakes.attempt(_ask_network, source, size)
-        if said is not None and said.metadata:
-            own = InputSize(3, *ast.literal_eval(said.metadata["imgsz"]))
-            model = of_ultralytics(source.shown, "the Ultralytics network", said.metadata, said.outputs, own)
-            if model is not None:
-                plain = Origin(source, weights, weights_from, own, model.image, "", model.labels, True)
-                return replace(plain, model=model)
+        model = _stated_by(said, source) if said is not None else None
+        if model is not None:
+            own = _size_of(model.image)
+            return Origin(source, weights, weights_from, own, model.image, "", model.labels, True, model=model)
     header = _header(weights, source) if weights else None
     if header is not None:
         found = Origin(source, weights, weights_from, _zoo_size(source), header.image, "", header.labels, True)
@@ -236,6 +238,31 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         labels=distinct(said.labels),
         are_labels_sure=weights_from == "registry",
     )
+
+
+def _size_of(image: ImageSpec) -> InputSize:
+    return InputSize(image.channels, image.height, image.width)
+
+
+def _stated_in(source: ModelSource, size: InputSize | None) -> StatedModel | None:
+    """What the file of a network says of it. Raises UsageError for tasks that cannot be served from pictures."""
+    if source.kind == "onnx":
+        return stated_model(source.path, size)
+    try:
+        with zipfile.ZipFile(source.path) as archive:
+            (name,) = (one for one in archive.namelist() if one.endswith(f"/{DESCRIPTION}"))
+            said = from_jsonable(Description, json.loads(archive.read(name)), DESCRIPTION)
+    except (OSError, ValueError, zipfile.BadZipFile):  # other programs have no description
+        return None
+    return _stated_by(said, source)
+
+
+def _stated_by(said: Description, source: ModelSource) -> StatedModel | None:
+    """Raises UsageError for tasks that cannot be served from pictures."""
+    if not said.metadata:
+        return None
+    size = InputSize(3, *ast.literal_eval(said.metadata["imgsz"]))
+    return of_ultralytics(source.shown, "the Ultralytics network", said.metadata, said.outputs, size)
 
 
 def _ask_network(source: ModelSource, size: InputSize | None) -> Description:

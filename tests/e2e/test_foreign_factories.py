@@ -101,6 +101,26 @@ def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> N
         assert ("mask" in found[0]) == (case.factory == "wrapped_segmenter")
 
 
+def test_python_exports_a_network_of_ultralytics_without_options(tmp_path: Path) -> None:
+    """The network in memory says as much of itself as its file."""
+    script = (
+        "import convoy\n"
+        "from tests.support.foreign_factories import wrapped_segmenter\n"
+        "made = wrapped_segmenter()\n"
+        "made.overrides['imgsz'] = made.model.args['imgsz'] = 64\n"
+        f"convoy.export(made, name='net', precisions='fp32', max_batch=2, store={str(tmp_path)!r}, progress=False)\n"
+        "assert made.model.model[-1].export is False, 'the copy is changed, not the original'\n"
+    )
+    command = [str(ultralytics_python()), "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    spec = read_manifest(tmp_path / "net" / "1").spec
+    assert spec.image is not None
+    assert (spec.image.resize_mode, spec.image.height, len(spec.labels)) == ("letterbox", 64, 80)
+    assert spec.detection is not None
+    assert spec.detection.layout == "yolo_v8_seg"
+
+
 def test_a_missing_layout_is_named_in_the_whole_command(tmp_path: Path) -> None:
     done = export("detr", "--preprocess letterbox", tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -5,7 +5,6 @@ Weights from a file are loaded elsewhere.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from convoy.export.sources.torch_child import outputs, registries, ultralytics_form, untrained
+from convoy.export.sources.torch_child import registries, ultralytics_form, untrained
 from convoy.export.sources.torch_job import Description, Inquiry, TorchJob, one_line
 from convoy.export.sources.user_code import call_factory
 from convoy.models.errors import JobError
@@ -60,19 +59,7 @@ def is_untrained(inquiry: Inquiry) -> bool:
 
 def described(inquiry: Inquiry) -> Description:
     """What the network of a user's file says of itself, if it is Ultralytics'. Raises JobError if there is none."""
-    network = build(_without_weights(inquiry)).eval()
-    metadata = ultralytics_form.metadata(network)
-    if not metadata:
-        return Description()
-    height, width = inquiry.size or ast.literal_eval(metadata["imgsz"])
-    like = next(network.parameters())
-    try:
-        with torch.no_grad():
-            answer = network(torch.zeros(1, 3, height, width, dtype=like.dtype))
-    except Exception:  # the error is reported when it must run
-        return Description()
-    shapes = {name: tuple(one.shape) for name, one in outputs.named(answer, ()).items()}
-    return Description(metadata={**metadata, "imgsz": repr([height, width])}, outputs=shapes)
+    return ultralytics_form.describe(build(_without_weights(inquiry)).eval(), inquiry.size)
 
 
 def _without_weights(inquiry: Inquiry) -> TorchJob:

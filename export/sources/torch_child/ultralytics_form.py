@@ -6,9 +6,14 @@ Ultralytics' exporter and heads (8.4).
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from convoy.export.sources.torch_child import outputs
+from convoy.export.sources.torch_job import Description
 
 # Tasks by the class of the head; newer heads derive from these.
 _TASKS = {"OBB": "obb", "Pose": "pose", "Segment": "segment", "Classify": "classify"}
@@ -28,7 +33,26 @@ def set_export_form(network: torch.nn.Module) -> None:
             part.export = True
 
 
-def metadata(network: Any) -> dict[str, str]:
+def describe(network: torch.nn.Module, size: Sequence[int] = ()) -> Description:
+    """Its metadata, and the shapes of its outputs for an image of this size (height, width), by default its own.
+
+    Empty for other networks. `network` is in evaluation mode and in its export form.
+    """
+    said = _metadata(network)
+    if not said:
+        return Description()
+    height, width = size or ast.literal_eval(said["imgsz"])
+    like = next(network.parameters())
+    try:
+        with torch.no_grad():
+            answer = network(torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device))
+    except Exception:  # the error is reported when it must run
+        return Description()
+    shapes = {name: tuple(one.shape) for name, one in outputs.named(answer, ()).items()}
+    return Description(metadata={**said, "imgsz": repr([height, width])}, outputs=shapes)
+
+
+def _metadata(network: Any) -> dict[str, str]:
     """What Ultralytics' exporter would write into an ONNX file; empty for other networks, or an unknown head."""
     if not _is_of(network, "ultralytics.nn.tasks"):
         return {}
