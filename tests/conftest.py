@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import pytest
 
 from tests.support import no_forks, watchdog
 from tests.support.stores import StoreFolder
+
+# Threads of torch wait for each other in a spin, which takes many times as long where several pytest processes share the
+# cores. Torch reads this when it is loaded, here and in what a test starts.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("ours", deadline=None)
@@ -58,3 +64,11 @@ def _own_log_levels() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture
+def forks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The export's torch step need not import torch, which is most of what it takes for a small network."""
+    from tests.support.forked import torch_child
+
+    monkeypatch.setattr("convoy.export.sources.torch_process.child_process", torch_child)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoy.export.sources import torch_process
-from tests.support.forked import torch_child
 from tests.support.quick_exports import measure_little
 from tests.support.servers import Server, start_server
 
@@ -31,9 +29,3 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def measures_little(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_little(monkeypatch)
-
-
-@pytest.fixture
-def forks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The export's torch step need not import torch, which is most of what it takes for a small network."""
-    monkeypatch.setattr(torch_process, "child_process", torch_child)
