@@ -19,7 +19,7 @@ from convoy.export.options import ExportOptions
 from convoy.models.bundle import open_bundle
 from convoy.models.errors import JobError, UsageError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("measures_little")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("measures_little", "forks_torch")]
 
 # Tells bright images from dark ones, if their values are from 0 to 255.
 NETWORK = """

@@ -46,6 +46,12 @@ def checkpoint(tmp_path):
     return path
 
 
+@pytest.fixture(autouse=True)
+def factory_is_right(monkeypatch):
+    """A plan with mistakes also asks the user's function in a child process; test_export_asks_once.py does that."""
+    monkeypatch.setattr("convoy.export.plan.ask", lambda inquiry: Description())
+
+
 def zoo(tmp_path, checkpoint: Path, **changes):
     bare = {"source": "zoo:simple_cnn", "weights": checkpoint, "labels": None, "preprocess": None, "input": None}
     return options(tmp_path, **(bare | changes))
@@ -292,6 +298,7 @@ def test_an_onnx_file_of_free_size_says_its_channels_itself(tmp_path, channels):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks_torch")
 @pytest.mark.parametrize(
     ("network", "taken"), [("Conv2d(3, 4, 3)", (3,)), ("Conv2d(1, 4, 3)", (1,)), ("ReLU()", (3, 1))]
 )
