@@ -13,8 +13,8 @@ import pytest
 from tests.support import no_forks, watchdog
 from tests.support.stores import StoreFolder
 
-# Threads of torch wait for each other in a spin, which takes many times as long where several pytest processes share the
-# cores. Torch reads this when it is loaded, here and in what a test starts.
+# Threads of torch wait for each other in a spin, which takes many times as long where several pytest processes share
+# the cores. Torch reads this when it is loaded, here and in what a test starts.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
