@@ -282,7 +282,7 @@ class Scene(NamedTuple):
 
     `ready` makes the folder. `is_served`: the demo is served before the page begins, with the options `serve`. `env`
     is for what would take minutes otherwise. `codes` are the exit codes that the page allows. `judges`: what commands
-    that begin so print is compared by these.
+    that begin so print is compared by these. `program` is what Python runs as `convoy`.
     """
 
     ready: Callable[[Path], None] = digits
@@ -291,6 +291,7 @@ class Scene(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
     codes: tuple[int, ...] = (0,)
     judges: tuple[tuple[str, Judge], ...] = ()
+    program: str = "-m convoy"
 
 
 # A busy machine voids a load test, which then ends with 1.
@@ -312,7 +313,7 @@ SCENES = {
     "docs/deploy/observability/README.md": Scene(dashboards, is_served=False),
     "docs/python.md": Scene(street, is_served=False),
     "docs/serving.md": Scene(certified, is_served=False),
-    "docs/yolo.md": Scene(yolo, is_served=False, judges=YOLO),
+    "docs/yolo.md": Scene(yolo, is_served=False, judges=YOLO, program=f"-P {ROOT}/tests/support/quick_convoy.py"),
     **LONG,
 }
 
@@ -418,8 +419,8 @@ class Reader:
         self._server: Server | None = None
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
-        for name, module in (("convoy", " -m convoy"), ("model_signing", " -m model_signing"), ("python", "")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{module} "$@"\n')
+        for name, module in (("convoy", scene.program), ("model_signing", "-m model_signing"), ("python", "")):
+            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
             (programs / name).chmod(0o755)
         (folder / "tests").mkdir()
         (folder / "tests" / "data").symlink_to(DATA)

@@ -25,6 +25,7 @@ FROM_PYTHON = """
 import os, sys
 import torch
 import convoy
+import tests.support.quick_convoy
 
 assert sys.modules["fcntl"] is None and not hasattr(os, "memfd_create")
 convoy.Client("localhost").close()
@@ -33,7 +34,7 @@ layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1
 net = torch.nn.Sequential(*layers, torch.nn.Linear(4, 3)).eval()
 convoy.export(net, name="net", input="3x16x16", preprocess="unit", precisions="fp32", force=True, store=sys.argv[1])
 """
-COMMAND = "import sys; from convoy.command import main; main(sys.argv[2:] + ['--store', sys.argv[1]])"
+COMMAND = "import sys; from tests.support.quick_convoy import main; main(sys.argv[2:] + ['--store', sys.argv[1]])"
 ONNX = ("export", str(DEMO / "fp32.onnx"), "--name", "net", "--precisions", "fp32")
 
 

@@ -53,7 +53,7 @@ def test_all_missing_options_are_named_at_once_with_the_command(monkeypatch):
         ("trained", None, None),
     ],
 )
-def test_mistakes_in_a_factory_are_named_with_the_others(tmp_path, call, weights, told):
+def test_mistakes_in_a_factory_are_named_with_the_others(tmp_path, forks_torch, call, weights, told):
     (tmp_path / "nets.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Linear):\n"

@@ -94,7 +94,7 @@ def test_a_transform_prepares_images_as_torchvision_does(file, name):
 
 
 @pytest.mark.slow
-def test_the_file_is_read_in_a_child(tmp_path):
+def test_the_file_is_read_in_a_child(tmp_path, forks_torch):
     path = tmp_path / "data.py"
     path.write_text(FILE)
     assert resolved(f"{path}:usual").resize_px == 40
