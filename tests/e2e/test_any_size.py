@@ -159,7 +159,9 @@ def of_torch(folder: Path, factory: str, **options: object) -> Bundle:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("front", ["uint8", pytest.param("none", marks=pytest.mark.long)])
-def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictures(tmp_path, measures_little, front):
+def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictures(
+    tmp_path, measures_little, forks_torch, front
+):
     bundle = of_torch(tmp_path, "convolutions", front=front)
     assert bundle.manifest.provenance.free_sizes == ("32x40", "64x40", "32x104")
     network = runpy.run_path(str(tmp_path / "networks.py"))["convolutions"]()
@@ -194,7 +196,9 @@ def test_a_torch_network_is_exported_free_and_served_at_three_sizes_and_to_pictu
         ("Branches", "it answers otherwise than torch at one of three sizes"),
     ],
 )
-def test_a_torch_network_that_cannot_be_free_is_fixed_and_says_why(tmp_path, measures_little, factory, why):
+def test_a_torch_network_that_cannot_be_free_is_fixed_and_says_why(
+    tmp_path, measures_little, forks_torch, factory, why
+):
     manifest = of_torch(tmp_path, factory).manifest
     assert manifest.spec.inputs[0].shape == (32, 40, 3)
     assert manifest.provenance.free_sizes == ()
