@@ -43,10 +43,12 @@ def hanging(folder: Path, text: str, *options: str) -> str:
     """What is written about a file of tests of which one does not end; and that the run has failed."""
     (folder / "test_one.py").write_text(text)
     (folder / "test_other.py").write_text("def test_other(): pass")
-    plugins = ["-p", "tests.support.watchdog", "-p", "no:cacheprovider"]
+    # No others: most of what such a run takes is to load them, in each of its processes.
+    named = ("timeout", "xdist", "tests.support.watchdog", "no:cacheprovider")
+    plugins = [word for name in named for word in ("-p", name)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "--rootdir", str(folder), "--timeout", "3", *options, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
