@@ -56,8 +56,9 @@ def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1
 
 
 def _candidates(now: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
-    """The usual preparations at the input's size, without the current one."""
+    """The usual preparations of classifiers at the input's size, without the current one."""
     size = InputSize(now.channels, now.height, now.width)
     for name, recipe in PRESETS.items():
-        if len(recipe.mean) in (1, now.channels) and (image := preset(name, size, now.front)) != now:
+        fits = len(recipe.mean) in (1, now.channels) and not recipe.is_letterbox
+        if fits and (image := preset(name, size, now.front)) != now:
             yield name, image
