@@ -95,6 +95,15 @@ class Accuracy:
         return name, f"{value:.4f}"
 
     @property
+    def bound_in_words(self) -> str:
+        """The bound of the loss in brackets; empty if there is none."""
+        bound = self.loss_bound_points
+        if bound is None:
+            return ""
+        known = f"loss below {bound:.2f}" if bound >= 0 else f"gain above {-bound:.2f}"
+        return f" ({known} points at 95 % confidence)"
+
+    @property
     def set_in_words(self) -> str:
         """The measures of the whole set; empty if there are none."""
         return ", ".join(f"{name} {value:.4f}" for name, value in self.set_metrics.items())
@@ -439,7 +448,7 @@ class Manifest:
     def heading(self) -> str:
         """The name of what `Accuracy.headline` shows, in at most eight characters if possible."""
         name = next((one.accuracy.headline[0] for one in self.variants if one.accuracy), self.metric)
-        return "mAP" if name.startswith("mAP") else name
+        return name.partition("@")[0]  # as in mask mAP@50:95
 
     @property
     def set_lines(self) -> list[str]:

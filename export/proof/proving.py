@@ -216,14 +216,10 @@ class AccuracyGate:
         loss = f"{change} points of {accuracy.metric} on {accuracy.images} {samples}"
         if accuracy.loss_points > self.budget_points:
             return False, f"{loss}, over the budget of {self.budget_points:g}"
-        bound = (
-            ""
-            if accuracy.loss_bound_points is None
-            else f" (at most {accuracy.loss_bound_points:.2f} at 95 % confidence)"
-        )
         if accuracy.is_proved:
-            return True, f"{loss}{bound}, within the budget of {self.budget_points:g}"
-        doubt = f"{loss}{bound}; a budget of {self.budget_points:g} is not proved with {accuracy.images} {samples}"
+            return True, f"{loss}{accuracy.bound_in_words}, within the budget of {self.budget_points:g}"
+        unproved = f"a budget of {self.budget_points:g} is not proved with {accuracy.images} {samples}"
+        doubt = f"{loss}{accuracy.bound_in_words}; {unproved}"
         return not self.strict, f"{doubt}, and --strict-gate wants it proved" if self.strict else doubt
 
 

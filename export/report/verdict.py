@@ -98,10 +98,8 @@ def _change(accuracy: Accuracy) -> str:
     if accuracy.set_metrics:
         # The gate's measure is another than the one shown.
         change = f"{accuracy.metric} {change}"
-    bound = accuracy.loss_bound_points
-    known = "" if bound is None else f" (loss below {bound:.2f} points at 95 % confidence)"
     doubt = "" if accuracy.is_proved else "; not proved to be within the budget"
-    return f"{change}{known}{doubt}"
+    return f"{change}{accuracy.bound_in_words}{doubt}"
 
 
 def _others(variants: Sequence[Variant]) -> str:

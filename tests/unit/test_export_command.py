@@ -133,7 +133,7 @@ def test_a_strict_gate_wants_proof(tmp_path, data, monkeypatch):
     manifest = open_bundle(run(proved, quiet())).manifest
     serve, reason = verdicts(manifest)["int8-cpu.onnx"]
     assert serve
-    assert "(at most 12.12 at 95 % confidence), within the budget of 15" in reason
+    assert "(loss below 12.12 points at 95 % confidence), within the budget of 15" in reason
 
 
 def test_noise_calibrates_only_where_it_is_allowed(tmp_path, data):

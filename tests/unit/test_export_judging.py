@@ -269,7 +269,7 @@ def test_scores_count_classes_and_pairs():
             1000,
             True,
             True,
-            "loses 0.00 points of top-1 on 1000 images (at most 0.31 at 95 % confidence), within the budget",
+            "loses 0.00 points of top-1 on 1000 images (loss below 0.31 points at 95 % confidence), within the budget",
         ),
         (6, 1000, False, True, "a budget of 1 is not proved with 1000 images"),
         (6, 1000, True, False, "is not proved with 1000 images, and --strict-gate wants it proved"),
@@ -280,6 +280,16 @@ def test_the_gates_rule(lost, images, strict, serves, words):
     serve, reason = AccuracyGate(1.0, strict).verdict(score(lost, 0, images))
     assert serve == serves
     assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [(None, ""), (0.3, "loss below 0.30 points"), (0.0, "loss below 0.00"), (-0.2, "gain above 0.20")],
+)
+def test_the_bound_says_whether_something_may_be_lost(bound, words):
+    accuracy = replace(score(0, 0, 100).accuracy, loss_bound_points=bound)
+    assert words in accuracy.bound_in_words
+    assert ("at 95 % confidence" in accuracy.bound_in_words) == (bound is not None)
 
 
 def test_without_labels_agreement_is_told_and_nothing_serves():
