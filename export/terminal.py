@@ -14,10 +14,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from convoy.app.engines.select import fastest_measured
 from convoy.export.progress import Progress, Step
-from convoy.export.report.verdict import verdict_of
-from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, LatencyTable, Manifest, Variant
+from convoy.export.report.verdict import fastest, verdict_of
+from convoy.models.bundle import BUSY_MARK, ON_CPU, LatencyPoint, Manifest, Variant
 
 _REPORT_EVERY_S = 10.0
 _MOST_LINES = 10
@@ -163,14 +162,8 @@ def _accuracy(variant: Variant) -> tuple[str, str]:
     return variant.accuracy.headline[1], f"{100 * variant.accuracy.agreement:.2f} %"
 
 
-def _fastest(variant: Variant) -> LatencyTable | None:
-    """In the engine that serves this file; None if nothing was measured."""
-    tables = variant.latencies
-    return tables[fastest_measured(tables)] if tables else None
-
-
 def _latency(variant: Variant) -> tuple[str, str]:
-    table = _fastest(variant)
+    table = fastest(variant)
     return ("-", "-") if table is None else (_ms(table.points[0]), _ms(table.points[-1]))
 
 
@@ -182,7 +175,7 @@ def _ms(point: LatencyPoint) -> str:
 
 
 def _speed(variant: Variant) -> str:
-    table = _fastest(variant)
+    table = fastest(variant)
     if table is None or table.speedup is None:
         return "-"
     return f"{table.speedup.median:.2f}x{BUSY_MARK * table.is_of_busy_machine}"

@@ -162,7 +162,7 @@ class Film:
             printed,
             seconds,
             f"{rate:,.0f} images a second over HTTP, {measured['failed']} failed",
-            self._picture("load", report, "Is this run valid?"),
+            self._picture("load", report, "Where the time went"),
         )
 
     def _watch(self, server: Server) -> Scene:

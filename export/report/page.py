@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -18,7 +17,7 @@ from convoy.export.report import charts
 from convoy.export.report.charts import kept_layers, recovery
 from convoy.export.report.comparisons import compared_pictures
 from convoy.export.report.mistakes import wrong_answers
-from convoy.export.report.verdict import verdict_of
+from convoy.export.report.verdict import fastest, verdict_of
 from convoy.models.bundle import (
     BUSY_MARK,
     ON_CPU,
@@ -26,6 +25,7 @@ from convoy.models.bundle import (
     BuilderVerdict,
     ClassAccuracy,
     LatencyPoint,
+    LatencyTable,
     Manifest,
     Roofline,
     Target,
@@ -144,7 +144,13 @@ def _overview_row(manifest: Manifest, variant: Variant, accuracy: Sequence[str])
     record = manifest.files.get(variant.file)
     size = f"{record.bytes / 1e6:.2f}" if record else "–"
     made_for = "every engine" if variant.precision == "fp32" else _MADE_FOR[variant.target]
-    return [variant.file, made_for, size, *_accuracy_cells(manifest, variant, accuracy), *_speed_cells(variant)]
+    return [
+        variant.file,
+        made_for,
+        size,
+        *_accuracy_cells(manifest, variant, accuracy),
+        *_speed_cells(variant, fastest(variant)),
+    ]
 
 
 def _unmeasured(manifest: Manifest, variant: Variant) -> str:
@@ -171,17 +177,17 @@ def _accuracy_cells(manifest: Manifest, variant: Variant, headings: Sequence[str
     return [*shares, f"{accuracy.loss_points:.2f}", bound]
 
 
-def _speed_cells(variant: Variant) -> list[Content]:
-    if variant.latency is None:
+def _speed_cells(variant: Variant, latency: LatencyTable | None) -> list[Content]:
+    if latency is None:
         return [spanning_cell(f"made for {_DEVICES[variant.target]}", len(_SPEED))]
-    gain = variant.latency.speedup
+    gain = latency.speedup
     ratio: list[Content] = [spanning_cell("the reference", 2)]
     if gain is not None:
         ratio = [f"{gain.median:.2f}", f"{gain.low:.2f} to {gain.high:.2f}"]
-    first = variant.latency.points[0]
-    best = min(variant.latency.points, key=lambda point: point.median_ms / point.batch_size)
-    rate = number(1e3 / best_per_sample_ms(variant.latency))
-    if gain is not None and variant.latency.is_of_busy_machine:
+    first = latency.points[0]
+    best = min(latency.points, key=lambda point: point.median_ms / point.batch_size)
+    rate = number(1e3 / best_per_sample_ms(latency))
+    if gain is not None and latency.is_of_busy_machine:
         ratio[0] = f"{ratio[0]} {BUSY_MARK}"
     return [_marked(number(first.median_ms), first), _marked(rate, best), *ratio]
 
@@ -266,10 +272,10 @@ def _speed(manifest: Manifest) -> list[Element | None]:
     if not measured:
         return []
     about = (
-        f"Measured on {measured[0][2].device_fingerprint}, in the engine that serves; the variants take turns. "
-        "Lines are medians; bands span the 10th to the 90th percentile. The ratio to fp32 is the geometric mean over "
-        "batch sizes of the median paired ratio, with a bootstrap interval over the pairs. A variant that is timed "
-        f"here serves only if the lower end is above {WORTHWHILE_SPEEDUP:g}."
+        f"Measured on {measured[0][2].device_fingerprint}, each file in the engine that it was made for; they take "
+        "turns. Lines are medians; bands span the 10th to the 90th percentile. The ratio to fp32 is the geometric mean "
+        "over batch sizes of the median paired ratio, with a bootstrap interval over the pairs. A variant that is "
+        f"timed here serves only if the lower end is above {WORTHWHILE_SPEEDUP:g}."
     )
     both = element("div", charts.latency(manifest.variants), charts.throughput(manifest.variants), class_="charts")
     rows = [
@@ -289,18 +295,19 @@ def _speed(manifest: Manifest) -> list[Element | None]:
 
 
 def _other_engines(manifest: Manifest) -> list[Element]:
-    """The times of the export machine's other engines, and which of them do not run a file."""
+    """The times of each file in every engine of the export machine, and which of them do not run a file."""
     rows: list[list[Content]] = [
-        [f"{variant.file} in {other.library}", *_speed_cells(replace(variant, latency=other))]
+        [f"{variant.file} in {one.library}", *_speed_cells(variant, one)]
         for variant in manifest.variants
-        for other in variant.other_latencies
+        for one in variant.latencies
+        if variant.other_latencies
     ]
     refused = [
         element("p", f"{variant.file} is not served in {library} there: {why}.", class_="note")
         for variant in manifest.variants
         for library, why in variant.refused_by.items()
     ]
-    shown = [element("h3", "Other engines of this machine"), table(("", *_SPEED), rows)] if rows else []
+    shown = [element("h3", "Engines of this machine"), table(("", *_SPEED), rows)] if rows else []
     return [*shown, *refused]
 
 

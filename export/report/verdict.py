@@ -28,6 +28,12 @@ class ExportVerdict:
     tone: Tone
 
 
+def fastest(variant: Variant) -> LatencyTable | None:
+    """In the engine that serves this file; None if nothing was measured."""
+    tables = variant.latencies
+    return tables[fastest_measured(tables)] if tables else None
+
+
 def verdict_of(manifest: Manifest) -> ExportVerdict:
     """For a manifest of any version."""
     name = manifest.spec.name
