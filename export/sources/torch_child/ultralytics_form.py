@@ -17,7 +17,7 @@ from convoy.export.sources.torch_job import Description
 
 # Tasks by the class of the head; newer heads derive from these.
 _TASKS = {"OBB": "obb", "Pose": "pose", "Segment": "segment", "Classify": "classify"}
-_OURS = ("Detect", "RTDETRDecoder", *_TASKS)
+_HEADS = ("Detect", "RTDETRDecoder", *_TASKS)
 
 
 def unwrapped(network: Any) -> Any:
@@ -58,7 +58,7 @@ def _metadata(network: Any) -> dict[str, str]:
         return {}
     head: Any = list(network.model)[-1]
     kinds = [kind.__name__ for kind in type(head).__mro__]
-    if not set(kinds) & set(_OURS):
+    if not set(kinds) & set(_HEADS):
         return {}
     sides = getattr(network, "args", None) or {}
     side = sides.get("imgsz", 640) if isinstance(sides, dict) else 640
