@@ -57,7 +57,7 @@ def better_preparation(plan: ExportPlan, spec: ModelSpec, images: ImageSet, top1
 
 def _candidates(now: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
     """The usual preparations of classifiers at the input's size, without the current one."""
-    size = InputSize(now.channels, now.height, now.width)
+    size = InputSize.of(now)
     for name, recipe in PRESETS.items():
         fits = len(recipe.mean) in (1, now.channels) and not recipe.is_letterbox
         if fits and (image := preset(name, size, now.front)) != now:

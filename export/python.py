@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import tempfile
 from collections.abc import Sequence
@@ -182,8 +181,8 @@ def _saved(module: Any, folder: Path, given: dict[str, Any]) -> Path:
     own, asked = module_file.own_copy(module), given.get("input")
     size = None if asked is None or is_of_tensors(asked) else parse_input(asked).of_pictures
     said = ultralytics_form.describe(own, (size.height, size.width) if size else ())
-    whole = {"input": "3x{}x{}".format(*ast.literal_eval(said.metadata["imgsz"])), **given} if said.metadata else given
-    module_file.save_module(own, _input_shapes(whole, own), said, file)
+    shapes = [(3, *said.size)] if said.size else _input_shapes(given, own)
+    module_file.save_module(own, shapes, said, file)
     return file
 
 

@@ -182,13 +182,13 @@ def header_of(opened: Image.Image) -> Header:
 
 def _write(pixels: bytes, image: ImageSpec, out: memoryview) -> None:
     """Rule 10, for uint8 [height, width, channels]."""
-    window = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels)
     if image.channel_order == "bgr":
-        window = window[..., ::-1]
+        pixels = np.frombuffer(pixels, np.uint8).reshape(-1, image.channels)[:, ::-1].tobytes()
     if image.front == "uint8_nhwc":
-        np.frombuffer(out, np.uint8).reshape(window.shape)[...] = window
+        out[:] = pixels
         return
     values = np.frombuffer(out, NUMPY_DTYPES[image.tensor_dtype]).reshape(image.tensor_shape)
+    window = np.frombuffer(pixels, np.uint8).reshape(image.height, image.width, image.channels)
     values[...] = window.transpose(2, 0, 1)
     values /= 255
     values -= np.array(image.mean, np.float32)[:, None, None]

@@ -194,8 +194,9 @@ class Client(_BaseClient):
         neither with "none". Raises as `predict` does, and InvalidRequest for `iou` if the model's graph suppresses
         boxes itself, and for `masks` if it gives none.
         """
-        asked: Any = {"top_k": top_k, "threshold": threshold, "iou": iou, "masks": masks}
-        found = self.look(model, image, version=version, timeout_s=timeout_s, **asked)
+        found = self.look(
+            model, image, version=version, top_k=top_k, threshold=threshold, iou=iou, masks=masks, timeout_s=timeout_s
+        )
         return _of_kind(found, Detections)
 
     def look(
@@ -307,8 +308,9 @@ class AsyncClient(_BaseClient):
         timeout_s: float | None = None,
     ) -> Detections:
         """Like `Client.detect`."""
-        asked: Any = {"top_k": top_k, "threshold": threshold, "iou": iou, "masks": masks}
-        found = await self.look(model, image, version=version, timeout_s=timeout_s, **asked)
+        found = await self.look(
+            model, image, version=version, top_k=top_k, threshold=threshold, iou=iou, masks=masks, timeout_s=timeout_s
+        )
         return _of_kind(found, Detections)
 
     async def look(

@@ -20,7 +20,7 @@ Measured = tuple[str, Variant, LatencyTable]
 # Classes of the style sheet.
 PRECISION_COLOURS = {"fp32": "k0", "fp16": "k1", "int8": "k2", "fp8": "k4", "bf16": "k5"}
 
-# Of files for one library, which stand beside the general one.
+# INT8 files for one library; a chart may also show the general one.
 INT8_COLOURS: dict[Target, str] = {"tensorrt": "k3", "openvino": "k7"}
 
 

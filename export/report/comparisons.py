@@ -6,8 +6,6 @@ answer. They are bounded in number and size, because they are in the manifest.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from convoy.export.progress import IGNORED
 from convoy.export.proof.box_scores import window_of
 from convoy.export.proof.judging import class_maps, of_size
 from convoy.export.proof.outcomes import ScoredOutcomes
+from convoy.export.report.pictures import in_base64, seen_picture
 from convoy.export.targets import OBJECT, PICTURE, UNLABELLED
 from convoy.export.variants.precision import REFERENCE, Recipe
 from convoy.export.variants.variant import OpenVariant, opened
@@ -29,11 +28,9 @@ from convoy.models.boxes import InputBoxes, find_boxes, further_values, input_ke
 from convoy.models.bundle import Comparison, DrawnAnswer, DrawnBox, Manifest
 from convoy.models.errors import ModelFailed
 from convoy.models.geometry import ImagePlacement
-from convoy.models.images import preprocess
 from convoy.models.masks import masks_on_picture
 from convoy.models.page.markup import add, element
 from convoy.models.run_lengths import mask_of
-from convoy.models.samples import Sample
 from convoy.models.spec import ImageSpec, ModelSpec
 from convoy.models.tasks import DetectionOutputs
 
@@ -106,19 +103,11 @@ def _compared(chosen: _Chosen, variants: Mapping[str, OpenVariant], images: Imag
     read = _boxes_of if spec.detection is not None else _map_of
     reference, other = (read(variants[file].answers(chunk.inputs), spec) for file in (REFERENCE.file, chosen.file))
     wanted, window = _wanted(chunk.targets[0], spec), _seen(chunk.targets[0], spec)
-    picture = _picture(sample, images.image)
+    picture = in_base64(
+        seen_picture(sample.encoded(), images.image, _PICTURE_PX), "JPEG", quality=_JPEG_QUALITY, subsampling=0
+    )
     names = Path(sample.name).name, chosen.file
     return Comparison(*names, chosen.score, chosen.other_score, picture, window, wanted, reference, other)
-
-
-def _picture(sample: Sample, image: ImageSpec) -> str:
-    """What the network sees, scaled down, as a base64 JPEG."""
-    pixels = preprocess(sample.encoded(), replace(image, front="uint8_nhwc", channel_order="rgb"))
-    picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    picture.thumbnail((_PICTURE_PX, _PICTURE_PX))
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=_JPEG_QUALITY, subsampling=0, optimize=True)
-    return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def _seen(target: np.ndarray, spec: ModelSpec) -> tuple[float, ...]:
@@ -149,14 +138,14 @@ def _boxes_of(answers: Mapping[str, np.ndarray], spec: ModelSpec) -> DrawnAnswer
     values = {name: answers[name][0] for name in said.names}
     try:
         found = find_boxes(values, said, spec.activation, window, said.threshold, said.max_boxes)
-        best = found.rows[:_MOST_BOXES]
-        points = input_keypoints(values, said, best, window).tolist() if said.keypoints else [[]] * len(best)
-        masks = "" if said.prototypes is None else _masks_of(values, said, found, window)
+        best = InputBoxes._make(one[:_MOST_BOXES] for one in found)
+        points = input_keypoints(values, said, best.rows, window).tolist() if said.keypoints else [[]] * len(best.rows)
+        masks = "" if said.prototypes is None else _masks_of(values, said, best, window)
     except ModelFailed:
         return DrawnAnswer()
     boxes = [
         DrawnBox(int(label), round(float(score), 3), _shares(corners, window), _points(own, window))
-        for label, score, corners, own in zip(found.classes, found.scores, found.corners, points, strict=False)
+        for label, score, corners, own in zip(best.classes, best.scores, best.corners, points, strict=True)
     ]
     return DrawnAnswer(tuple(boxes), len(found.rows) - len(boxes), masks)
 
@@ -173,16 +162,15 @@ def _points(of_object: list[list[float]], window: tuple[int, int]) -> tuple[tupl
 def _masks_of(
     values: Mapping[str, np.ndarray], said: DetectionOutputs, found: InputBoxes, window: tuple[int, int]
 ) -> str:
-    """The masks of the best objects as a PNG of their classes' colours, the best on top. Raises ModelFailed."""
+    """The masks of these objects as a PNG of their classes' colours, the best on top. Raises ModelFailed."""
     assert said.prototypes is not None, "only detectors with prototypes have masks; this is a bug"
     scale = min(1, _MAP_PX / max(window))
     width, height = (max(1, round(side * scale)) for side in window)
     small = ImagePlacement((width, height), window, (0, 0), window)
-    best = found.rows[:_MOST_BOXES]
-    corners = small.boxes_on_picture(found.corners[:_MOST_BOXES])
-    masks = list(masks_on_picture(further_values(values, said, best), values[said.prototypes], corners, small))
+    corners = small.boxes_on_picture(found.corners)
+    masks = list(masks_on_picture(further_values(values, said, found.rows), values[said.prototypes], corners, small))
     classes = np.full((height, width), -1)
-    for label, mask in reversed(list(zip(found.classes.tolist(), masks, strict=False))):
+    for label, mask in reversed(list(zip(found.classes.tolist(), masks, strict=True))):
         classes[mask_of(mask, height, width)] = label
     return _png(classes, classes >= 0)
 
@@ -202,9 +190,7 @@ def _drawn(classes: np.ndarray, spec: ModelSpec) -> str:
 
 def _png(classes: np.ndarray, is_shown: np.ndarray) -> str:
     pixels = np.dstack([_PALETTE[classes % len(_PALETTE)], np.where(is_shown, 255, 0).astype(np.uint8)])
-    file = io.BytesIO()
-    Image.fromarray(pixels).quantize(len(_PALETTE) + 1).save(file, "PNG", optimize=True)
-    return base64.b64encode(file.getvalue()).decode("ascii")
+    return in_base64(Image.fromarray(pixels).quantize(len(_PALETTE) + 1), "PNG")
 
 
 def _has_background(labels: Sequence[str]) -> bool:

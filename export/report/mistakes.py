@@ -6,20 +6,16 @@ because a matrix would be too wide.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 import numpy as np
-from PIL import Image
 
 from convoy.export.data import ImageSet
 from convoy.export.proof.outcomes import Outcomes
+from convoy.export.report.pictures import in_base64, seen_picture
 from convoy.models.bundle import Accuracy, Confusion, Manifest, Mistake, Mistakes
-from convoy.models.images import preprocess
 from convoy.models.page.markup import add, element, table
 from convoy.models.spec import ImageSpec
 
@@ -66,13 +62,8 @@ def picture_of(encoded: bytes, image: ImageSpec) -> str:
 
     Raises ImageError.
     """
-    pixels = preprocess(encoded, replace(image, front="uint8_nhwc", channel_order="rgb"))
-    picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     # At most 12 KB of pixels, which PNG reduces or hardly enlarges.
-    picture.thumbnail((64, 64))
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return base64.b64encode(file.getvalue()).decode("ascii")
+    return in_base64(seen_picture(encoded, image, 64), "PNG")
 
 
 def wrong_answers(manifest: Manifest) -> list[Element | None]:

@@ -7,7 +7,6 @@ ONNX file, or the registry that published the model. The registry is asked in a 
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import re
@@ -211,12 +210,14 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
         model = _stated_in(source, size or known) if options.task != "none" else None
         if model is None:
             return plain
-        return replace(plain, size=known or _size_of(model.image), image=model.image, labels=model.labels, model=model)
+        return replace(
+            plain, size=known or InputSize.of(model.image), image=model.image, labels=model.labels, model=model
+        )
     if source.kind == "file" and options.task != "none":
         said = mistakes.attempt(_ask_network, source, size)
         model = _stated_by(said, source) if said is not None else None
         if model is not None:
-            own = _size_of(model.image)
+            own = InputSize.of(model.image)
             return Origin(source, weights, weights_from, own, model.image, "", model.labels, True, model=model)
     header = _header(weights, source) if weights else None
     if header is not None:
@@ -240,10 +241,6 @@ def find_origin(options: ExportOptions, source: ModelSource, size: InputSize | N
     )
 
 
-def _size_of(image: ImageSpec) -> InputSize:
-    return InputSize(image.channels, image.height, image.width)
-
-
 def _stated_in(source: ModelSource, size: InputSize | None) -> StatedModel | None:
     """What the file of a network says of it. Raises UsageError for tasks that cannot be served from pictures."""
     if source.kind == "onnx":
@@ -261,7 +258,7 @@ def _stated_by(said: Description, source: ModelSource) -> StatedModel | None:
     """Raises UsageError for tasks that cannot be served from pictures."""
     if not said.metadata:
         return None
-    size = InputSize(3, *ast.literal_eval(said.metadata["imgsz"]))
+    size = InputSize(3, *said.size)
     return of_ultralytics(source.shown, "the Ultralytics network", said.metadata, said.outputs, size)
 
 

@@ -19,7 +19,7 @@ from convoy.export.sources.torch_job import Inquiry, TransformRecipe
 from convoy.export.sources.torch_process import ask
 from convoy.export.sources.user_code import parse_call
 from convoy.models.errors import BundleError, UsageError
-from convoy.models.spec import Front, ImageSpec, Interpolation
+from convoy.models.spec import ChannelOrder, Front, ImageSpec, Interpolation, PadPosition
 
 _INPUT = re.compile(r"([13])x(?:([1-9]\d{0,5})(\??)x([1-9]\d{0,5})\3|\?x\?)")
 _FRONTS: dict[str, Front] = {"uint8": "uint8_nhwc", "none": "float32_nchw"}
@@ -30,6 +30,11 @@ class InputSize:
     channels: Literal[1, 3]
     height: int
     width: int
+
+    @staticmethod
+    def of(image: ImageSpec) -> InputSize:
+        """The size that a preparation gives."""
+        return InputSize(image.channels, image.height, image.width)
 
     def __str__(self) -> str:
         return f"{self.channels}x{self.height}x{self.width}"
@@ -157,7 +162,7 @@ def resolve_image(
     else:
         image = read_preprocess_file(Path(preprocess), front)
     image = _changed(image, changes) if changes.typed else image
-    found = InputSize(image.channels, image.height, image.width)
+    found = InputSize.of(image)
     if size is not None and size != found:
         raise UsageError(f"--input says {size}, the preprocessing {found}; leave --input out or change --preprocess")
     return image
@@ -187,7 +192,8 @@ class Preset(NamedTuple):
     resize_share: float | None = None
     interpolation: Interpolation = "bilinear"
     is_letterbox: bool = False
-    is_yolox: bool = False
+    pad_position: PadPosition = "center"
+    channel_order: ChannelOrder = "rgb"
 
 
 PRESETS: dict[str, Preset] = {
@@ -205,7 +211,7 @@ PRESETS: dict[str, Preset] = {
     # YOLO: resized to fit as OpenCV does, without antialias, and padded with grey.
     "letterbox": Preset((0.0,), (1.0,), 640, is_letterbox=True),
     # YOLOX: the same in the upper left corner, as BGR in 0..255.
-    "yolox": Preset((0.0,), (1 / 255,), 640, is_letterbox=True, is_yolox=True),
+    "yolox": Preset((0.0,), (1 / 255,), 640, is_letterbox=True, pad_position="top_left", channel_order="bgr"),
 }
 
 
@@ -232,8 +238,8 @@ def preset(name: str, size: InputSize | None, front: Front) -> ImageSpec:
         mean=_per_channel(recipe.mean, size.channels),
         std=_per_channel(recipe.std, size.channels),
         front=front,
-        pad_position="top_left" if recipe.is_yolox else "center",
-        channel_order="bgr" if recipe.is_yolox else "rgb",
+        pad_position=recipe.pad_position,
+        channel_order=recipe.channel_order,
     )
 
 

@@ -193,7 +193,8 @@ class Description:
     `image` is the preprocessing of the published weights, with front "uint8_nhwc"; None with the reason in
     `why_no_image`. `labels` are those of the published weights, whose name is `weights`; both may be empty. `channels`
     and `is_random` answer the questions about a file, `transform` the one about a transform. `metadata` is as in an
-    ONNX file of Ultralytics, and `outputs` are the shapes of its outputs for one image; empty for other networks.
+    ONNX file of Ultralytics, and `outputs` are the shapes of its outputs for an image of `size` (height, width); they
+    are empty for other networks.
     """
 
     error: str | None = None
@@ -207,6 +208,7 @@ class Description:
     transform: TransformRecipe | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    size: tuple[int, ...] = ()
 
 
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")

@@ -80,8 +80,8 @@ def load_annotated(
 
     Calibrated are at most `most_calibrated` images of the training part, evenly spaced, and evaluated is the test part,
     or else the validation part. Data without parts is split by content, a fifth for evaluation, or is both parts whole
-    unless `is_split`. `shapes` are what to read beside boxes, where the data has it. Of a folder with boxes and masks
-    of whole images, boxes are read unless it `prefers_masks`.
+    unless `is_split`. `shapes` are what to read in addition to boxes, if the data has it. If a folder has boxes and
+    masks of whole images, boxes are read unless `prefers_masks`.
 
     Raises JobError, which names what is wrong with annotations and images.
     """

@@ -55,6 +55,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[convoy.Engine]:
         from tests.support.quick_exports import measure_little
 
         measure_little(patches)
+        (folder / "bgr.json").write_text(json.dumps(BGR))
         for name, layout, metadata, batch, own in (
             ("v8", "yolo_v8", METADATA, 1, {}),
             ("any", "yolo_v8", METADATA, "batch", {}),
@@ -65,7 +66,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[convoy.Engine]:
             ("told", "yolo_v8", PLAIN, 1, {"preprocess": "letterbox", "detection": Path("yolo_v8")}),
             ("bgr", "yolo_v8", METADATA, 1, {"preprocess": f"{folder}/bgr.json"}),
         ):
-            (folder / "bgr.json").write_text(json.dumps(BGR))
             write_detector(folder / f"{name}.onnx", layout, metadata, batch)
             exported(folder / f"{name}.onnx", folder / "store", **own)
     with convoy.Engine(folder / "store", engine="cpu") as opened:

@@ -29,16 +29,21 @@ OTHERS = ("segmentation-models-pytorch==0.6.0", "transformers==5.24.0")
 
 @dataclass(frozen=True)
 class Case:
-    """A factory, the options that its network needs, and the outputs that remain."""
+    """A factory, the options that its network needs, and the outputs that remain.
+
+    `layout` and `classes` are what a network of Ultralytics says of itself.
+    """
 
     factory: str
     options: str
     outputs: tuple[str, ...]
+    layout: str = ""
+    classes: int = 0
 
 
 CASES = (
-    Case("yolo", "", ("output",)),
-    Case("wrapped_segmenter", "", ("output0", "output1")),
+    Case("yolo", "", ("output",), "yolo_v8", 3),
+    Case("wrapped_segmenter", "", ("output0", "output1"), "yolo_v8_seg", 80),
     Case("unet", "--preprocess imagenet", ("output",)),
     Case("detr", "--preprocess imagenet --detection detr --activation softmax", ("logits", "pred_boxes")),
     Case("rtdetr", "--preprocess unit --detection detr --activation sigmoid", ("logits", "pred_boxes")),
@@ -78,10 +83,10 @@ def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> N
     assert spec.task == ("segment" if case.factory == "unet" else "detect")
     # transformers' RT-DETR has the number of images as a constant when torch exports it.
     assert spec.max_batch_size == (1 if case.factory == "rtdetr" else 4)
-    if case.factory in ("yolo", "wrapped_segmenter"):
+    if case.layout:
         assert spec.detection is not None
-        assert spec.detection.layout == ("yolo_v8" if case.factory == "yolo" else "yolo_v8_seg")
-        assert (spec.image.resize_mode, len(spec.labels)) == ("letterbox", 3 if case.factory == "yolo" else 80)
+        assert spec.detection.layout == case.layout
+        assert (spec.image.resize_mode, len(spec.labels)) == ("letterbox", case.classes)
     if case.factory == "detr":
         assert spec.detection is not None
         assert (spec.detection.background, spec.detection.boxes) == (3, "pred_boxes")
@@ -96,9 +101,9 @@ def test_a_network_of_another_library_is_served(tmp_path: Path, case: Case) -> N
         found = answer.json()["detections"]
         assert found
         assert all(0 <= one["box"]["x1"] <= one["box"]["x2"] <= 120 for one in found)
-        allowed = set(range(len(spec.labels) or 4)) - {spec.detection.background}  # type: ignore[union-attr]
+        allowed = set(range(case.classes or 4)) - {spec.detection.background}  # type: ignore[union-attr]
         assert {one["class_id"] for one in found} <= allowed
-        assert ("mask" in found[0]) == (case.factory == "wrapped_segmenter")
+        assert ("mask" in found[0]) == (case.layout == "yolo_v8_seg")
 
 
 def test_python_exports_a_network_of_ultralytics_without_options(tmp_path: Path) -> None:

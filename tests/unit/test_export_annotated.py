@@ -206,15 +206,15 @@ def test_masks_and_keypoints_are_measured_if_the_data_has_them(tmp_path, layout,
     assert accuracy.set_metrics[names[0]] == pytest.approx(1.0, abs=0.02)
     assert accuracy.set_metrics[names[1]] > (0.2 if names[0].startswith("mask") else 0.98)
     drawn = [one.reference for one in bundle.manifest.comparisons]
-    # The network sees 32 x 32 pixels, half of which are the padding of pictures of 400 x 200.
+    # The network sees 32 x 32 pixels. Half of them are padding, because the pictures are 400 x 200.
     assert {one.window for one in bundle.manifest.comparisons} == {(0.0, 0.25, 1.0, 0.75)}
     assert (
         f"{names[1].replace('mask m', 'Mask ').replace('mAP', 'AP')} per class"
         in (bundle.folder / "report.html").read_text()
     )
-    assert {len(box.points) for answer in drawn for box in answer.boxes} == {
-        shape == "keypoints"
-    }  # the other one has a low score
+    # The second keypoint has a low score.
+    points = 1 if shape == "keypoints" else 0
+    assert {len(box.points) for answer in drawn for box in answer.boxes} == {points}
     for answer in drawn if layout == "yolo_v8_seg" else ():
         is_masked = np.asarray(map_of(answer).convert("RGBA"))[..., 3] > 0
         is_in_boxes = np.zeros_like(is_masked)

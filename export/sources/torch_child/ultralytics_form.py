@@ -1,4 +1,4 @@
-"""Ultralytics' networks in the form in which its exporter writes them, and the facts that it puts beside them.
+"""Ultralytics' networks in the form in which its exporter writes them, and the metadata that it adds.
 
 Nothing of Ultralytics is imported: the user's code does that, and the classes are known by their names. Source:
 Ultralytics' exporter and heads (8.4).
@@ -6,7 +6,6 @@ Ultralytics' exporter and heads (8.4).
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from convoy.export.sources.torch_job import Description
 
 # Tasks by the class of the head; newer heads derive from these.
 _TASKS = {"OBB": "obb", "Pose": "pose", "Segment": "segment", "Classify": "classify"}
+_USUAL_PX = 640
 _HEADS = ("Detect", "RTDETRDecoder", *_TASKS)
 
 
@@ -41,15 +41,22 @@ def describe(network: torch.nn.Module, size: Sequence[int] = ()) -> Description:
     said = _metadata(network)
     if not said:
         return Description()
-    height, width = size or ast.literal_eval(said["imgsz"])
+    size = tuple(size or _own_size(network))
     like = next(network.parameters())
     try:
         with torch.no_grad():
-            answer = network(torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device))
+            answer = network(torch.zeros(1, 3, *size, dtype=like.dtype, device=like.device))
     except Exception:  # the error is reported when it must run
         return Description()
     shapes = {name: tuple(one.shape) for name, one in outputs.named(answer, ()).items()}
-    return Description(metadata={**said, "imgsz": repr([height, width])}, outputs=shapes)
+    return Description(metadata=said, outputs=shapes, size=size)
+
+
+def _own_size(network: Any) -> Sequence[int]:
+    """The height and width for which it was trained."""
+    options = getattr(network, "args", None)
+    side = options.get("imgsz", _USUAL_PX) if isinstance(options, dict) else _USUAL_PX
+    return (side, side) if isinstance(side, int) else side
 
 
 def _metadata(network: Any) -> dict[str, str]:
@@ -60,15 +67,12 @@ def _metadata(network: Any) -> dict[str, str]:
     kinds = [kind.__name__ for kind in type(head).__mro__]
     if not set(kinds) & set(_HEADS):
         return {}
-    sides = getattr(network, "args", None) or {}
-    side = sides.get("imgsz", 640) if isinstance(sides, dict) else 640
     said = {
         "names": repr(getattr(network, "names", {})),
         "stride": str(int(max(network.stride))) if hasattr(network, "stride") else "",
         "task": next((_TASKS[kind] for kind in kinds if kind in _TASKS), "detect"),
         "head": type(head).__name__,
         "end2end": str(bool(getattr(head, "end2end", False))),
-        "imgsz": repr([side, side] if isinstance(side, int) else list(side)),
     }
     return said | ({"kpt_shape": repr(list(head.kpt_shape))} if hasattr(head, "kpt_shape") else {})
 
